@@ -1,0 +1,71 @@
+# What one does in a checkout; `make` alone lists it. It needs python3.11 with pip, and make.
+# The environment stands in .venv and follows the lock files: a stamp for each lock tells whether it is newer.
+
+python_fits = $(1) -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
+PYTHON ?= $(shell for name in python3.11 python3; do $(call python_fits,$$name) && echo $$name && break; done)
+CONFIG ?= config/demo.yaml
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+RUNTIME := $(VENV)/.runtime-stamp
+DEV := $(VENV)/.dev-stamp
+PENDING := tests/conformance/pending.txt
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help run test check format conformance lock dev clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+run: $(RUNTIME) ## start the gateway (CONFIG=config/demo.yaml)
+	$(BIN)/python run.py --config $(CONFIG)
+
+test: $(DEV) ## run the whole test suite (ARGS="-k name")
+	$(BIN)/python -m pytest $(ARGS)
+
+check: $(DEV) ## judge format, style and types
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy
+
+format: $(DEV) ## put format and imports in order
+	$(BIN)/ruff check --select I --fix
+	$(BIN)/ruff format
+
+conformance: $(DEV) ## play the conformance cases against the gateway (ARGS="--only caching --verbose")
+	$(BIN)/python -u tests/conformance/run.py --start "$(BIN)/python run.py --config {config}" \
+		$(if $(wildcard $(PENDING)),--pending $(PENDING)) $(ARGS)
+
+# Pins that still fit stay; ARGS=--upgrade takes the newest of all.
+compile = CUSTOM_COMPILE_COMMAND="make lock" $(BIN)/python -m piptools compile --quiet --generate-hashes --strip-extras \
+	--allow-unsafe --no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-emit-options $(ARGS)
+
+lock: $(DEV) ## pin what setup.cfg asks for (ARGS=--upgrade)
+	@echo "==> pinning for the gateway: requirements.lock"
+	@$(compile) --output-file requirements.lock setup.cfg
+	@echo "==> pinning for development: requirements-dev.lock"
+	@$(compile) --extra dev --constraint requirements.lock --output-file requirements-dev.lock setup.cfg
+
+dev: $(DEV) ## set up the environment for development
+
+clean: ## remove the environment and every cache
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or later was not found; name it: make PYTHON=..." >&2; exit 1; }
+	@echo "==> making $(VENV) with $(PYTHON)"
+	@$(PYTHON) -m venv $(VENV)
+
+$(RUNTIME): requirements.lock | $(BIN)/python
+	@echo "==> installing $<"
+	@$(BIN)/python -m pip install --disable-pip-version-check --require-hashes --requirement $<
+	@touch $@
+
+# The development lock holds every pin of the other one.
+$(DEV): requirements-dev.lock | $(BIN)/python
+	@echo "==> installing $<"
+	@$(BIN)/python -m pip install --disable-pip-version-check --require-hashes --requirement $<
+	@touch $@

@@ -1,0 +1,43 @@
+"""Tasks that outlive the handler that began them: recording an answer, draining a connection, a ping.
+
+Each is kept until it ends (the event loop holds tasks weakly), and a failure that nobody awaits is logged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+import structlog
+
+T = TypeVar("T")
+
+_log = structlog.get_logger("ezat.background")
+
+
+class Background:
+    """The running tasks."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Run ``work`` as a task of its own."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    async def drain(self, seconds: float) -> None:
+        """Wait for the running tasks, then cancel what is left."""
+        if self._tasks:
+            _, late = await asyncio.wait(self._tasks, timeout=seconds)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.debug("background task failed", error=type(error).__name__)

@@ -1,0 +1,138 @@
+"""The command line: serve, check, plugins."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from proxy import logs
+from proxy.config import Config, load
+from proxy.loading import Pipeline, build
+from proxy.models import ModelTable
+from proxy.plugin import Plugin
+from proxy.server import Gateway, described_plugins
+from proxy.yaml_source import ConfigError
+
+DEFAULT_CONFIG = Path("config/gateway.yaml")
+
+
+class Loaded:
+    """A configuration with everything that was made from it."""
+
+    def __init__(self, path: Path, bundled: Mapping[str, type[Plugin]]) -> None:
+        try:
+            self.config: Config = load(path)
+            self.models = ModelTable.from_settings(self.config.models)
+            self.pipeline: Pipeline = build(self.config, self.models, bundled)
+        except ConfigError as error:
+            raise click.ClickException(f"the configuration can't be used:\n{error}") from None
+
+
+def main(bundled: Mapping[str, type[Plugin]], arguments: Sequence[str]) -> None:
+    """Run the command line. ``serve`` is meant where no command is named."""
+    _cli(bundled).main(args=list(arguments), prog_name="run.py")
+
+
+def _cli(bundled: Mapping[str, type[Plugin]]) -> click.Group:
+    where = click.option(
+        "--config",
+        "path",
+        type=click.Path(path_type=Path),
+        default=DEFAULT_CONFIG,
+        show_default=True,
+        help="The configuration file.",
+    )
+
+    @click.group(invoke_without_command=True, help="EZAT Router: an LLM gateway. Without a command it serves.")
+    @where
+    @click.pass_context
+    def cli(context: click.Context, path: Path) -> None:
+        if context.invoked_subcommand is None:
+            serve_with(path)
+        else:
+            context.obj = path
+
+    def chosen(context: click.Context, path: Path) -> Path:
+        given = context.get_parameter_source("path") is not click.core.ParameterSource.DEFAULT
+        return path if given or context.obj is None else context.obj
+
+    def serve_with(path: Path) -> None:
+        sys.exit(asyncio.run(_serve(Loaded(path, bundled))))
+
+    @cli.command(help="Serve until SIGTERM or SIGINT; running requests may end.")
+    @where
+    @click.pass_context
+    def serve(context: click.Context, path: Path) -> None:
+        serve_with(chosen(context, path))
+
+    @cli.command(help="Check the configuration and nothing else; exit code 1 if it can't be used.")
+    @where
+    @click.pass_context
+    def check(context: click.Context, path: Path) -> None:
+        path = chosen(context, path)
+        loaded = Loaded(path, bundled)
+        click.echo(f"{path}: {len(loaded.models)} models, {len(loaded.pipeline.plugins)} plugins, no problems")
+
+    @cli.command(help="Print the chains of plugins, and what each plugin does.")
+    @where
+    @click.pass_context
+    def plugins(context: click.Context, path: Path) -> None:
+        loaded = Loaded(chosen(context, path), bundled)
+        table = Table("plugin", "what it does", box=None)
+        for name, purpose in described_plugins(loaded.pipeline.plugins):
+            table.add_row(name, purpose)
+        Console().print(table)
+        click.echo("\n" + loaded.pipeline.described())
+
+    return cli
+
+
+async def _serve(loaded: Loaded) -> int:
+    logs.set_up(pretty=sys.stderr.isatty())
+    gateway = Gateway(loaded.config, loaded.models, loaded.pipeline)
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    try:
+        await gateway.start()
+        host = loaded.config.server.host
+        click.echo(loaded.pipeline.described() + "\n")
+        click.echo(_greeting(loaded.config, f"http://{f'[{host}]' if ':' in host else host}:{gateway.port}"))
+        await stop.wait()
+    except OSError as error:
+        click.echo(f"the gateway can't start: {error.strerror or error}", err=True)
+        return 1
+    finally:
+        await gateway.stop()
+    return 0
+
+
+def _greeting(config: Config, url: str) -> str:
+    lines = [f"EZAT Router listens on {url}"]
+    if any(upstream.is_demo for upstream in config.upstreams.values()):
+        model = config.models[0].aliases[0] if config.models[0].aliases else config.models[0].id
+        key = _first_key(config) or "none"
+        lines += [
+            f"demo key: {key}",
+            "try it:",
+            f"  curl {url}/openai/v1/chat/completions -H 'Authorization: Bearer {key}' \\",
+            f"""    -d '{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'""",
+        ]
+    return "\n".join(lines)
+
+
+def _first_key(config: Config) -> str | None:
+    """The first key that the list of plugins names: shown for the demo alone, whose key is no secret."""
+    for entry in config.plugins:
+        for key in entry.settings.get("keys") or ():
+            secret = key.get("key") if isinstance(key, dict) else None
+            if isinstance(secret, str):
+                return secret
+    return None

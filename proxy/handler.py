@@ -1,0 +1,278 @@
+"""One exchange's life, from the headers to the ending. Every failure takes the same way out, in one place, and one
+question decides how it is told: has the answer begun?
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import aiohttp
+import structlog
+from aiohttp import web
+
+from proxy.answer import Answer
+from proxy.background import Background
+from proxy.dialects import Dialect
+from proxy.dialects.messages import Messages
+from proxy.dialects.openai import OpenAI
+from proxy.document import Event
+from proxy.errors import GatewayError, PluginFault, internal
+from proxy.exchange import Exchange
+from proxy.headers import answer_headers, error_headers
+from proxy.models import ModelTable
+from proxy.own_answers import events_of, fill
+from proxy.pipeline import Chain, Passage
+from proxy.plugin import Outcome, Route
+from proxy.progress import Progress
+from proxy.reading import check_headers, check_messages_request, model_name, parse, read_body
+from proxy.streaming import AnswerStream
+from proxy.upstream.deployments import Deployments
+from proxy.upstream.faults import UpstreamFault, timed_out
+from proxy.upstream.stream import MessageStream
+
+DIALECTS: dict[str, Dialect] = {"openai": OpenAI(), "messages": Messages()}
+
+_log = structlog.get_logger("ezat.request")
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Seconds: silence before a ping, a whole plain request, the arrival of a body."""
+
+    ping_interval: float
+    request: float
+    body: float
+
+
+class Handler:
+    """Answers the exchanges of one route."""
+
+    def __init__(
+        self,
+        chain: Chain,
+        dialect: Dialect,
+        models: ModelTable,
+        deployments: Deployments,
+        times: Times,
+        tasks: Background,
+    ) -> None:
+        self._chain = chain
+        self._dialect = dialect
+        self._models = models
+        self._deployments = deployments
+        self._times = times
+        self._tasks = tasks
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        """Answer one request."""
+        exchange = Exchange(self._chain.route, request.headers, self._models)
+        return await _Run(self, request, exchange).run()
+
+
+class _Run:
+    """One exchange while it runs."""
+
+    def __init__(self, handler: Handler, request: web.Request, exchange: Exchange) -> None:
+        self._handler = handler
+        self._request = request
+        self._exchange = exchange
+        self._passage = Passage(handler._chain, exchange)
+        self._stream: AnswerStream | None = None
+        self._in_tail = False
+        self._status = 0
+
+    async def run(self) -> web.StreamResponse:
+        outcome, error = Outcome.FAILED, None
+        try:
+            response = await self._answer()
+            outcome = Outcome.COMPLETED
+        except GatewayError as refusal:
+            error = refusal
+        except (asyncio.CancelledError, ConnectionResetError, aiohttp.ClientConnectionResetError):
+            outcome = Outcome.ABANDONED
+            raise
+        except Exception as bug:
+            _log.exception("the gateway failed", request_id=self._exchange.id)
+            error = internal()
+            error.__cause__ = bug
+        finally:
+            self._passage.close(outcome)
+            if error is None:
+                self._end(None)
+        if error is None:
+            return response
+        try:
+            return await self._tell(error)
+        finally:
+            self._end(error)
+
+    async def _answer(self) -> web.StreamResponse:
+        """The two flat loops, and the upstream between them."""
+        exchange, passage = self._exchange, self._passage
+        await passage.headers()
+        await self._read()
+        answer = await passage.request()
+        if answer is None:
+            await passage.send()
+        else:
+            exchange.billed = answer.billed
+        if exchange.stream:
+            return await self._streamed(answer)
+        return await self._plain(answer)
+
+    async def _read(self) -> None:
+        exchange = self._exchange
+        check_headers(self._request)
+        document = parse(await read_body(self._request, self._handler._times.body), exchange.route)
+        exchange.asked_model = model_name(document)
+        exchange.read(document)
+        exchange.use_model(exchange.asked_model)
+        if exchange.route is not Route.CHAT_COMPLETIONS:
+            check_messages_request(exchange, document)
+        exchange.stream = exchange.route is not Route.COUNT_TOKENS and document.value("stream") is True
+
+    async def _plain(self, answer: Answer | None) -> web.Response:
+        exchange, passage = self._exchange, self._passage
+        if answer is None:
+            answer = await self._whole()
+        else:
+            fill(answer, DIALECTS[passage.format], exchange)
+            if passage.format == "messages":
+                exchange.usage.take(answer.data.get("usage"))
+        if exchange.route is not Route.COUNT_TOKENS:
+            await passage.answer(answer)
+        body = answer.encoded()
+        await self._complete()
+        self._status = 200
+        return web.Response(body=body, headers={**answer_headers(exchange), "content-type": "application/json"})
+
+    async def _whole(self) -> Answer:
+        seconds = self._handler._times.request
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._handler._deployments.whole(self._exchange)
+        except TimeoutError:
+            message = f"the answer took longer than {seconds:g} seconds; ask for a stream (stream: true)"
+            raise timed_out("the time of a whole request is over", message) from None
+
+    async def _streamed(self, answer: Answer | None) -> web.StreamResponse:
+        exchange, passage, handler = self._exchange, self._passage, self._handler
+        progress = Progress(exchange.usage)
+        self._stream = stream = AnswerStream(
+            self._request,
+            lambda: answer_headers(exchange),
+            handler._dialect.ping,
+            handler._times.ping_interval,
+            handler._tasks,
+        )
+        source: MessageStream | None = None
+        try:
+            if answer is None:
+                opened = await handler._deployments.stream(exchange, progress)
+                if isinstance(opened, MessageStream):
+                    source = opened
+                else:
+                    answer = opened
+            tail = b""
+            if source is not None:
+                while arrived := await source.read():
+                    tail += await self._pass_on(arrived, progress)
+            elif answer is not None:
+                events = events_of(answer, DIALECTS[passage.format], exchange)
+                for event in events:
+                    progress.observe(event)
+                tail = await self._pass_on(events, progress)
+            await self._complete()
+            await stream.end(tail + handler._dialect.tail)
+            self._status = 200
+            return stream.response
+        finally:
+            if source is not None:
+                self._leave(source)
+
+    async def _pass_on(self, events: Sequence[Event], progress: Progress) -> bytes:
+        """Send what these events become; what belongs to the tail is given back, to be sent when all is recorded."""
+        dialect, exchange, pass_event = self._handler._dialect, self._exchange, self._passage.event
+        frames: list[bytes] = []
+        tail: list[bytes] = []
+        out = tail if self._in_tail else frames
+        try:
+            for event in events:
+                if event is progress.tail_event:
+                    self._in_tail, out = True, tail
+                if event.kind == "ping":
+                    if dialect.format == "messages":
+                        out.append(dialect.frame(event, exchange))
+                    continue
+                for passed in pass_event(event):
+                    out.append(dialect.frame(passed, exchange))
+        finally:  # an event that fails ends its read: what stood before it goes out first
+            if frames and self._stream is not None:
+                await self._stream.write(b"".join(frames))
+        return b"".join(tail)
+
+    async def _complete(self) -> None:
+        """Record the answer. From here on, a client that leaves changes nothing."""
+        if self._passage.completes:
+            await asyncio.shield(self._handler._tasks.spawn(self._passage.complete()))
+        else:
+            self._passage.close(Outcome.COMPLETED)
+
+    def _leave(self, source: MessageStream) -> None:
+        if self._passage.outcome is Outcome.COMPLETED and not source.at_end:
+            self._handler._tasks.spawn(source.drain())
+        else:
+            source.close()
+
+    async def _tell(self, error: GatewayError) -> web.StreamResponse:
+        """The error, in the one way or the other."""
+        exchange, dialect = self._exchange, self._handler._dialect
+        if isinstance(error, PluginFault):
+            _log.error(
+                "plugin failed",
+                plugin=error.plugin,
+                hook=error.hook,
+                request_id=exchange.id,
+                exc_info=error.__cause__,
+            )
+        elif isinstance(error, UpstreamFault) and error.alarm:
+            _log.error("the upstream refuses the gateway itself", cause=error.cause, request_id=exchange.id)
+        self._status = dialect.wording(error.kind).status
+        if self._stream is not None and self._stream.begun:
+            try:
+                await self._stream.end(dialect.error_frames(error, exchange.request_id))
+                return self._stream.response
+            finally:
+                self._stream.close()
+        if self._stream is not None:
+            self._stream.close()  # before a ping starts it
+        headers = {**answer_headers(exchange), **error_headers(error)}
+        return web.Response(status=self._status, body=dialect.error_body(error, exchange.request_id), headers=headers)
+
+    def _end(self, error: GatewayError | None) -> None:
+        """One line for each request; never a key or a prompt."""
+        if self._stream is not None:
+            self._stream.close()
+        exchange, usage = self._exchange, self._exchange.usage
+        _log.info(
+            "request",
+            request_id=exchange.id,
+            client_request_id=exchange.request_id if exchange.request_id != exchange.id else None,
+            route=exchange.route.value,
+            key=exchange.key.name if exchange.key else None,
+            model=exchange.model_or_none.id if exchange.model_or_none else None,
+            upstream=exchange.deployment.upstream if exchange.deployment else None,
+            stream=exchange.stream,
+            outcome=self._passage.outcome.value if self._passage.outcome else Outcome.COMPLETED.value,
+            status=self._status or None,
+            error=error.kind.value if error else None,
+            cause=error.cause if isinstance(error, UpstreamFault) else None,
+            input=usage.input,
+            cache_read=usage.cache_read,
+            cache_write=usage.cache_write,
+            output=usage.output,
+            seconds=round(time.monotonic() - exchange.started, 3),
+        )

@@ -1,0 +1,222 @@
+"""The two loops: inputs in the order of the list, outputs in the reverse order.
+
+A chain is what of the list concerns one route, compiled to the hooks that are really defined, so that a plugin
+costs only what it does. A passage is one exchange's way through a chain; it keeps the promises on how it ends.
+This is the only file that knows about order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import structlog
+
+from proxy.answer import Answer
+from proxy.document import Event
+from proxy.errors import GatewayError, PluginFault
+from proxy.exchange import Exchange
+from proxy.plugin import Format, Outcome, OutputPlugin, Plugin, Route
+
+COMPLETE_TIMEOUT = 10.0
+"""Seconds for all ``on_complete`` of an exchange together."""
+
+_log = structlog.get_logger("ezat.pipeline")
+
+
+class Hook(NamedTuple):
+    """A hook that a plugin defines, and the format spoken at its place."""
+
+    plugin: Plugin
+    call: Callable[[Exchange], Awaitable[Any]]
+    format: Format
+
+
+class EventHook(NamedTuple):
+    """An output's ``on_event``, with the kinds that it wants."""
+
+    plugin: str
+    call: Callable[[Event], Sequence[Event]]
+    kinds: frozenset[str] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """What of the list concerns one route."""
+
+    route: Route
+    plugins: tuple[Plugin, ...]
+    headers: tuple[Hook, ...]
+    requests: tuple[Hook, ...]
+    sends: tuple[Hook, ...]
+    timeout: float
+    """Seconds for the ``on_headers`` of all plugins, and likewise for their ``on_request``."""
+
+
+def defines(value: object, base: type, method: str) -> bool:
+    """Whether a class defines a method itself, rather than inheriting the empty one."""
+    return getattr(type(value), method) is not getattr(base, method)
+
+
+def compile_chain(route: Route, plugins: Iterable[Plugin], timeout: float) -> Chain:
+    """The chain of a route; ``proxy.loading`` has checked that its formats join up."""
+    spoken: Format = "openai" if route is Route.CHAT_COMPLETIONS else "messages"
+    concerned = tuple(plugin for plugin in plugins if route in plugin.routes)
+    hooks: dict[str, list[Hook]] = {"on_headers": [], "on_request": [], "on_send": []}
+    for plugin in concerned:
+        for name, found in hooks.items():
+            if defines(plugin, Plugin, name):
+                found.append(Hook(plugin, getattr(plugin, name), spoken))
+        spoken = plugin.turns_into or spoken
+    return Chain(
+        route, concerned, tuple(hooks["on_headers"]), tuple(hooks["on_request"]), tuple(hooks["on_send"]), timeout
+    )
+
+
+class Passage:
+    """One exchange's way through a chain, and back."""
+
+    __slots__ = ("_chain", "_closed", "_completing", "_event_hooks", "_exchange", "_outputs", "format", "outcome")
+
+    def __init__(self, chain: Chain, exchange: Exchange) -> None:
+        self._chain = chain
+        self._exchange = exchange
+        self._outputs: list[tuple[str, OutputPlugin]] = []
+        self._event_hooks: tuple[EventHook, ...] = ()
+        self._closed = self._completing = False
+        self.outcome: Outcome | None = None
+        """How the exchange ended, once it has."""
+        self.format: Format = "messages"
+        """The format in which the answer enters the outputs."""
+
+    async def headers(self) -> None:
+        """Every ``on_headers``. Raises GatewayError."""
+        await self._run(self._chain.headers, "on_headers")
+
+    async def request(self) -> Answer | None:
+        """Every ``on_request``; the answer of the plugin that gave one. Raises GatewayError."""
+        answer = await self._run(self._chain.requests, "on_request")
+        self._event_hooks = tuple(
+            EventHook(name, output.on_event, output.events)
+            for name, output in self._outputs
+            if defines(output, OutputPlugin, "on_event")
+        )
+        return answer
+
+    async def send(self) -> None:
+        """Every ``on_send``. Raises GatewayError."""
+        for hook in self._chain.sends:
+            try:
+                await hook.call(self._exchange)
+            except GatewayError:
+                raise
+            except Exception as error:
+                raise PluginFault(hook.plugin.name, "on_send", error) from error
+
+    async def _run(self, hooks: tuple[Hook, ...], name: str) -> Answer | None:
+        if not hooks:
+            return None
+        hook = hooks[0]
+        try:
+            async with asyncio.timeout(self._chain.timeout):
+                for hook in hooks:
+                    result = await hook.call(self._exchange)
+                    if result is None:
+                        continue
+                    if isinstance(result, Answer):
+                        self.format = hook.format
+                        return result
+                    self._open(hook.plugin, result)
+        except GatewayError:
+            raise
+        except Exception as error:
+            raise PluginFault(hook.plugin.name, name, error) from error
+        return None
+
+    def _open(self, plugin: Plugin, output: OutputPlugin) -> None:
+        if not isinstance(output, OutputPlugin):
+            raise TypeError(f"on_request returned a {type(output).__name__}, not an OutputPlugin, an Answer or None")
+        self._outputs.insert(0, (plugin.name, output))
+        if defines(output, OutputPlugin, "on_complete") and not plugin.completes:
+            raise TypeError("its output has an on_complete, which `completes = True` on the plugin must announce")
+
+    async def answer(self, answer: Answer) -> None:
+        """A whole answer passes every output. Raises GatewayError."""
+        name = ""
+        try:
+            async with asyncio.timeout(self._chain.timeout):
+                for name, output in self._outputs:
+                    await output.on_answer(answer)
+        except GatewayError:
+            raise
+        except Exception as error:
+            raise PluginFault(name, "on_answer", error) from error
+
+    def event(self, event: Event) -> Sequence[Event]:
+        """One event passes every output that wants its kind. Raises GatewayError."""
+        events: Sequence[Event] = (event,)
+        name = ""
+        try:
+            for name, call, kinds in self._event_hooks:
+                if len(events) == 1:
+                    only = events[0]
+                    if kinds is None or only.kind in kinds:
+                        events = call(only)
+                else:
+                    events = [
+                        passed
+                        for each in events
+                        for passed in (call(each) if kinds is None or each.kind in kinds else (each,))
+                    ]
+        except GatewayError:
+            raise
+        except Exception as error:
+            raise PluginFault(name, "on_event", error) from error
+        return events
+
+    @property
+    def completes(self) -> bool:
+        """Whether any output wants to record the answer before its end goes out."""
+        return any(defines(output, OutputPlugin, "on_complete") for _, output in self._outputs)
+
+    def complete(self) -> Coroutine[Any, Any, None]:
+        """Every ``on_complete``, then the end. Raises GatewayError where one of them fails.
+
+        To be run in a task of its own: from this call on, a client that leaves changes nothing.
+        """
+        self._completing = True
+        return self._complete()
+
+    async def _complete(self) -> None:
+        name, outcome = "", Outcome.FAILED
+        try:
+            async with asyncio.timeout(COMPLETE_TIMEOUT):
+                for name, output in self._outputs:
+                    await output.on_complete()
+            outcome = Outcome.COMPLETED
+        except GatewayError:
+            raise
+        except Exception as error:
+            raise PluginFault(name, "on_complete", error) from error
+        finally:
+            self._completing = False
+            self.close(outcome)
+
+    def close(self, outcome: Outcome) -> None:
+        """Every ``on_close``, then what was deferred. The first call counts, the others do nothing."""
+        if self._closed or self._completing:
+            return
+        self._closed = True
+        self.outcome = outcome
+        for name, output in self._outputs:
+            try:
+                output.on_close(outcome)
+            except Exception:
+                _log.exception("plugin failed", plugin=name, hook="on_close", request_id=self._exchange.id)
+        for undo in self._exchange.take_defers():
+            try:
+                undo()
+            except Exception:
+                _log.exception("plugin failed", hook="defer", request_id=self._exchange.id)

@@ -1,0 +1,1 @@
+"""What speaks to the servers that answer: connections, their errors, their streams."""

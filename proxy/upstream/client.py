@@ -1,0 +1,184 @@
+"""Requests to upstreams: one session for all, headers built from a short list, every failure a fault.
+
+Nothing of a client's request decides where it goes: address, key and version are the upstream's own. Upstream and
+client may both go away at any moment, so whoever opens an answer closes it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from types import SimpleNamespace
+
+import aiohttp
+
+from proxy.config import UpstreamSettings
+from proxy.progress import Progress
+from proxy.upstream.faults import (
+    UpstreamFault,
+    cut_off,
+    fault_of_status,
+    no_messages_answer,
+    timed_out,
+    unreachable,
+)
+from proxy.upstream.inflate import Inflater
+from proxy.upstream.stream import MessageStream
+
+MOST_BYTES = 64 * 2**20
+"""Of a plain answer, decompressed."""
+KEEPALIVE = 15.0
+"""Seconds that an idle connection is kept; shorter than most servers keep theirs."""
+
+
+def _version() -> str:
+    try:
+        return version("ezat-router")
+    except PackageNotFoundError:
+        return "0"
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """Seconds for connecting, until a stream's first event, and for a stream's silences."""
+
+    connect: float
+    first_event: float
+    idle: float
+
+
+class Upstream:
+    """One server that speaks Messages."""
+
+    def __init__(self, name: str, settings: UpstreamSettings, base_url: str) -> None:
+        self.name = name
+        self.base_url = base_url
+        self.secret = settings.api_key.get_secret_value() if settings.api_key else None
+        self.proxy = settings.proxy
+        self.ssl: ssl.SSLContext | bool = True
+        if settings.ca_file is not None:
+            self.ssl = ssl.create_default_context(cafile=str(Path(settings.ca_file)))
+        self.headers = {
+            "content-type": "application/json",
+            "accept-encoding": "identity",
+            "user-agent": f"ezat-router/{_version()}",
+            "anthropic-version": settings.version,
+            **settings.headers,
+        }
+        if self.secret is not None:
+            bearer = settings.auth == "bearer"
+            self.headers["authorization" if bearer else "x-api-key"] = (
+                f"Bearer {self.secret}" if bearer else self.secret
+            )
+
+
+class UpstreamClient:
+    """The session that all upstreams share."""
+
+    def __init__(self, timeouts: Timeouts) -> None:
+        self._timeouts = timeouts
+        trace = aiohttp.TraceConfig()
+        trace.on_connection_reuseconn.append(_note_reuse)
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=timeouts.connect),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
+            trace_configs=[trace],
+        )
+
+    async def close(self) -> None:
+        """Close every connection."""
+        await self._session.close()
+
+    async def whole(self, upstream: Upstream, path: str, body: bytes, beta: str | None) -> bytes:
+        """The body of a plain answer of status 200. Raises UpstreamFault."""
+        response = await self._post(upstream, path, body, beta)
+        try:
+            if response.status != 200:
+                raise await _fault(response, upstream)
+            return await _read(response)
+        finally:
+            response.close()
+
+    async def stream(
+        self, upstream: Upstream, path: str, body: bytes, beta: str | None, progress: Progress, model: str
+    ) -> MessageStream | bytes:
+        """A streamed answer, or the body of the whole one that came though a stream was asked for.
+
+        ``model`` is what the answer calls its model. Raises UpstreamFault.
+        """
+        try:
+            async with asyncio.timeout(self._timeouts.first_event):
+                response = await self._post(upstream, path, body, beta)
+        except TimeoutError:
+            raise timed_out("no answer in time") from None
+        try:
+            if response.status != 200:
+                raise await _fault(response, upstream)
+            if response.content_type == "text/event-stream":
+                return MessageStream(
+                    response, progress, model, upstream.secret, self._timeouts.first_event, self._timeouts.idle
+                )
+            whole = await _read(response)
+        except BaseException:
+            response.close()
+            raise
+        response.close()
+        return whole
+
+    async def _post(self, upstream: Upstream, path: str, body: bytes, beta: str | None) -> aiohttp.ClientResponse:
+        """Send a request. Once more where a kept connection turned out to be closed before a byte of an answer."""
+        headers = upstream.headers if beta is None else {**upstream.headers, "anthropic-beta": beta}
+        attempt = SimpleNamespace(reused=True)
+        while True:
+            again, attempt.reused = attempt.reused, False
+            try:
+                return await self._session.post(
+                    upstream.base_url + path,
+                    data=body,
+                    headers=headers,
+                    allow_redirects=False,
+                    proxy=upstream.proxy,
+                    ssl=upstream.ssl,
+                    trace_request_ctx=attempt,
+                )
+            except aiohttp.ServerDisconnectedError as error:
+                if not (again and attempt.reused):
+                    raise unreachable(type(error).__name__) from error
+            except (aiohttp.ServerTimeoutError, TimeoutError) as error:
+                raise timed_out(type(error).__name__) from error
+            except (aiohttp.ClientError, OSError, ValueError) as error:
+                raise unreachable(type(error).__name__) from error
+
+
+async def _note_reuse(session: object, context: SimpleNamespace, params: object) -> None:
+    context.trace_request_ctx.reused = True
+
+
+async def _fault(response: aiohttp.ClientResponse, upstream: Upstream) -> UpstreamFault:
+    try:
+        body = await _read(response)
+    except UpstreamFault:
+        body = b""
+    return fault_of_status(response.status, body, response.headers, upstream.secret)
+
+
+async def _read(response: aiohttp.ClientResponse) -> bytes:
+    encoding = response.headers.get("content-encoding", "identity")
+    inflater = None if encoding == "identity" else Inflater(encoding, MOST_BYTES)
+    pieces, size = [], 0
+    try:
+        while data := await response.content.readany():
+            size += len(data)
+            if size > MOST_BYTES:
+                raise no_messages_answer("the answer is too large")
+            pieces.append(data if inflater is None else inflater.feed(data))
+    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        raise cut_off(type(error).__name__) from error
+    if inflater is not None:
+        inflater.end()
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)

@@ -1,0 +1,77 @@
+"""What an answer used, as the provider counts it.
+
+In a stream the counts are cumulative and the latest wins, but 0 or null never replaces a count already given: some
+providers repeat the input counts at the end, some send 0 or null there, some send them only there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+DELTA_ENVELOPE = 72
+"""Bytes of a delta event around its text, as providers write it: what ``delta_bytes`` leaves out."""
+
+
+class Usage:
+    """Token counts of one answer. ``reported`` says whether the provider gave any."""
+
+    __slots__ = (
+        "cache_read",
+        "cache_write_1h",
+        "cache_write_5m",
+        "delta_bytes",
+        "input",
+        "output",
+        "raw",
+        "reported",
+        "thinking",
+    )
+
+    def __init__(self) -> None:
+        self.input = 0
+        """Input tokens neither read from the cache nor written to it."""
+        self.cache_read = 0
+        self.cache_write_5m = 0
+        self.cache_write_1h = 0
+        self.output = 0
+        """Output tokens, thinking included."""
+        self.thinking = 0
+        self.delta_bytes = 0
+        """Bytes of the deltas so far, from which the output of an answer left early is estimated."""
+        self.reported = False
+        self.raw: dict[str, Any] = {}
+        """The provider's own object, merged over the events of a stream."""
+
+    @property
+    def cache_write(self) -> int:
+        """All tokens written to the cache."""
+        return self.cache_write_5m + self.cache_write_1h
+
+    def take(self, usage: object) -> None:
+        """Merge a provider's ``usage`` object; anything else is passed over."""
+        if not isinstance(usage, Mapping):
+            return
+        self.reported = True
+        self.raw.update({key: value for key, value in usage.items() if value or key not in self.raw})
+        self.input = _count(usage.get("input_tokens")) or self.input
+        self.output = _count(usage.get("output_tokens")) or self.output
+        self.cache_read = _count(usage.get("cache_read_input_tokens")) or self.cache_read
+        details = usage.get("output_tokens_details")
+        if isinstance(details, Mapping):
+            self.thinking = _count(details.get("thinking_tokens")) or self.thinking
+        self._take_written(usage)
+
+    def _take_written(self, usage: Mapping[str, Any]) -> None:
+        lifetimes = usage.get("cache_creation")
+        lifetimes = lifetimes if isinstance(lifetimes, Mapping) else {}
+        hour = _count(lifetimes.get("ephemeral_1h_input_tokens"))
+        minutes = _count(lifetimes.get("ephemeral_5m_input_tokens"))
+        written = _count(usage.get("cache_creation_input_tokens")) or minutes + hour
+        if written:
+            self.cache_write_1h = min(hour, written)
+            self.cache_write_5m = written - self.cache_write_1h
+
+
+def _count(value: object) -> int:
+    return value if type(value) is int and value > 0 else 0
