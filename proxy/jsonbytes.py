@@ -160,9 +160,7 @@ def cuts_of(raw: bytes, at: int, key: str) -> list[tuple[int, int]]:
     found = list(members(raw, at))
     last_kept = max((number for number, member in enumerate(found) if member.key != key), default=-1)
     cuts = [
-        (member.key_at, following.key_at)
-        for member, following in pairwise(found[: last_kept + 1])
-        if member.key == key
+        (member.key_at, following.key_at) for member, following in pairwise(found[: last_kept + 1]) if member.key == key
     ]
     if last_kept + 1 < len(found):
         start = found[last_kept].end if last_kept >= 0 else found[0].key_at
