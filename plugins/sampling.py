@@ -37,8 +37,7 @@ class Sampling(Plugin):
             exchange.ignored.discard("temperature")
         values = {"temperature": temperature, "top_p": top_p if top_p is not None and top_p < 1 else None}
         if capabilities.sampling_exclusive and None not in values.values():
-            # A temperature of 1 is the provider's default, so that top_p can have its place at no loss.
-            del values["temperature" if temperature == 1 else "top_p"]
+            del values["top_p"]
         values = {name: value for name, value in values.items() if value is not None}
         if values:
             exchange.change().update(values)

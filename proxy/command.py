@@ -13,9 +13,8 @@ from rich.console import Console
 from rich.table import Table
 
 from proxy import logs
-from proxy.config import Config, load
-from proxy.loading import Pipeline, build
-from proxy.models import ModelTable
+from proxy.config import Config
+from proxy.loading import load_all
 from proxy.plugin import Plugin
 from proxy.server import Gateway, described_plugins
 from proxy.yaml_source import ConfigError
@@ -28,9 +27,7 @@ class Loaded:
 
     def __init__(self, path: Path, bundled: Mapping[str, type[Plugin]]) -> None:
         try:
-            self.config: Config = load(path)
-            self.models = ModelTable.from_settings(self.config.models)
-            self.pipeline: Pipeline = build(self.config, self.models, bundled)
+            self.config, self.models, self.pipeline = load_all(path, bundled)
         except ConfigError as error:
             raise click.ClickException(f"the configuration can't be used:\n{error}") from None
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, SecretStr, model_validator
 
+from proxy.checking import WhenMissing, check
 from proxy.models import EFFORT_LEVELS, Effort, name_key
 from proxy.plugin import Settings
 from proxy.yaml_source import (
@@ -24,8 +25,6 @@ from proxy.yaml_source import (
     Loc,
     Problem,
     Source,
-    WhenMissing,
-    check,
     content_of,
     parse,
     path_of,
@@ -326,10 +325,15 @@ class Config(Settings):
         return self._source
 
 
-def load(path: Path, environ: Mapping[str, str] | None = None) -> Config:
+JudgePlugins = Callable[[Sequence[PluginEntry], Source], list[Problem]]
+"""What is wrong with the entries of the list of plugins, told by whoever knows the plugins."""
+
+
+def load(path: Path, environ: Mapping[str, str] | None = None, judge: JudgePlugins | None = None) -> Config:
     """The configuration in the file, ``${NAME}`` replaced from ``environ`` (the process's own by default).
 
-    Raises ConfigError with all problems at once; a file that isn't YAML stops at its first.
+    Raises ConfigError with all problems at once, those that ``judge`` finds among the plugins included; a file that
+    isn't YAML stops at its first.
     """
     environ = os.environ if environ is None else environ
     source = read(path, environ)
@@ -341,6 +345,8 @@ def load(path: Path, environ: Mapping[str, str] | None = None) -> Config:
     data["plugins"], plugin_problems = _plugin_entries(data.get("plugins", []), source)
     config, setting_problems = check(Config, data, (), source)
     files, file_problems = _upstream_files(data, source, path.parent)
+    if judge is not None and isinstance(data["plugins"], list):
+        plugin_problems += judge(data["plugins"], source)
     problems += plugin_problems + setting_problems + file_problems
     problems += [*_names_taken(data, source), *_unknown_upstreams(data, source), *_unable_deployments(data, source)]
     if config is None or problems:

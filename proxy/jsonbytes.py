@@ -17,6 +17,8 @@ from proxy.jsontext import JsonError, without_lone_surrogates
 
 _SPACE = re.compile(rb"[ \t\r\n]*")
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_KEY = re.compile(rb'[ \t\r\n]*("(?:[^"\\]|\\.)*")[ \t\r\n]*:[ \t\r\n]*', re.DOTALL)
+_NEXT_KEY = re.compile(rb'[ \t\r\n]*,[ \t\r\n]*("(?:[^"\\]|\\.)*")[ \t\r\n]*:[ \t\r\n]*', re.DOTALL)
 _SCALAR = re.compile(rb"[^,\]}\s]+")
 _TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
 _AFTER_VALUE = b",}] \t\r\n"
@@ -76,11 +78,11 @@ def items(raw: bytes, at: int) -> Iterator[tuple[int, int]]:
 
 
 def _members(raw: bytes, at: int, slices: dict[str, msgspec.Raw]) -> Iterator[Member]:
-    at = _space(raw, at + 1)
-    while raw[at] != 0x7D:
-        key_end = _string(raw, at)
-        key = _text(raw[at:key_end])
-        value_at = _space(raw, _space(raw, key_end) + 1)
+    found = _KEY.match(raw, at + 1)
+    while found is not None:
+        value_at = found.end()
+        literal = found.group(1)
+        key = _text(literal) if b"\\" in literal else literal[1:-1].decode()
         expected = slices.get(key)
         end = -1
         if expected is not None:
@@ -89,12 +91,12 @@ def _members(raw: bytes, at: int, slices: dict[str, msgspec.Raw]) -> Iterator[Me
                 end = value_at + len(value)
         if end < 0:
             end = skip(raw, value_at)
-        yield Member(key, at, value_at, end)
-        at = _next(raw, end)
+        yield Member(key, found.start(1), value_at, end)
+        found = _NEXT_KEY.match(raw, end)
 
 
 def _next(raw: bytes, end: int) -> int:
-    """The place of the next item or key, or of the closing bracket."""
+    """The place of the next item, or of the closing bracket."""
     at = _space(raw, end)
     return _space(raw, at + 1) if raw[at] == 0x2C else at
 
@@ -112,8 +114,6 @@ def _string(raw: bytes, at: int) -> int:
 
 
 def _text(literal: bytes) -> str:
-    if b"\\" not in literal:
-        return literal[1:-1].decode()
     text: str = orjson.loads(without_lone_surrogates(literal))
     return text
 

@@ -7,14 +7,20 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from proxy.config import Config, PluginEntry
+from pydantic import BaseModel
+
+from proxy.checking import check
+from proxy.config import Config, PluginEntry, load
 from proxy.models import ModelTable
 from proxy.pipeline import Chain, compile_chain
 from proxy.plugin import Plugin, Route
-from proxy.yaml_source import ConfigError, Problem, check
+from proxy.yaml_source import ConfigError, Problem, Source
+
+Bundled = Mapping[str, type[Plugin]]
 
 
 class Pipeline:
@@ -35,18 +41,27 @@ class Pipeline:
         return "\n".join(lines)
 
 
-def build(config: Config, models: ModelTable, bundled: Mapping[str, type[Plugin]]) -> Pipeline:
+def load_all(
+    path: Path, bundled: Bundled, environ: Mapping[str, str] | None = None
+) -> tuple[Config, ModelTable, Pipeline]:
+    """Configuration, models and pipeline of a file. Raises ConfigError with all problems."""
+
+    def judge(entries: Sequence[PluginEntry], source: Source) -> list[Problem]:
+        return [problem for entry in entries for problem in _checked(entry, source, bundled)[2]]
+
+    config = load(path, environ, judge)
+    models = ModelTable.from_settings(config.models)
+    return config, models, build(config, models, bundled)
+
+
+def build(config: Config, models: ModelTable, bundled: Bundled) -> Pipeline:
     """Make every enabled plugin and check that they fit together. Raises ConfigError with all problems."""
     problems: list[Problem] = []
     made: list[tuple[PluginEntry, Plugin]] = []
     for entry in config.plugins:
-        cls = _class_of(entry.name, bundled)
-        if isinstance(cls, str):
-            problems.append(config.source.problem(entry.loc[:2], cls))
-            continue
-        settings, wrong = check(cls.Settings, entry.settings, entry.loc, config.source)
+        cls, settings, wrong = _checked(entry, config.source, bundled)
         problems += wrong
-        if settings is not None and entry.enabled:
+        if cls is not None and settings is not None and entry.enabled:
             plugin = cls(settings)
             made.append((entry, plugin))
             problems += [config.source.problem((*entry.loc, *path), text) for path, text in plugin.problems(models)]
@@ -58,7 +73,18 @@ def build(config: Config, models: ModelTable, bundled: Mapping[str, type[Plugin]
     return Pipeline(plugins, {route: compile_chain(route, plugins, config.server.plugin_timeout) for route in routes})
 
 
-def _class_of(name: str, bundled: Mapping[str, type[Plugin]]) -> type[Plugin] | str:
+def _checked(
+    entry: PluginEntry, source: Source, bundled: Bundled
+) -> tuple[type[Plugin] | None, BaseModel | None, list[Problem]]:
+    """The class of an entry and its settings, as far as they are right, and what is wrong."""
+    cls = _class_of(entry.name, bundled)
+    if isinstance(cls, str):
+        return None, None, [source.problem(entry.loc[:2], cls)]
+    settings, problems = check(cls.Settings, entry.settings, entry.loc, source)
+    return cls, settings, problems
+
+
+def _class_of(name: str, bundled: Bundled) -> type[Plugin] | str:
     """The class of a bundled plugin, or of one by import path (``package.module:Class``); else what is wrong."""
     if name in bundled:
         return bundled[name]

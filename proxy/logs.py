@@ -4,42 +4,51 @@ from __future__ import annotations
 
 import logging
 import sys
+from typing import Any
 
 import orjson
 import structlog
+from structlog.processors import ExceptionRenderer, JSONRenderer, TimeStamper
+from structlog.stdlib import ProcessorFormatter, add_log_level
+from structlog.tracebacks import ExceptionDictTransformer
+from structlog.typing import Processor
 
 
-def set_up(pretty: bool) -> None:
+def set_up(*, pretty: bool) -> None:
     """Configure structlog and the standard library's logging alike. ``pretty`` is for a terminal."""
-    tracebacks = structlog.processors.ExceptionRenderer(
-        structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
-    )
-    shared: list[structlog.typing.Processor] = [
-        structlog.stdlib.add_log_level,
-        structlog.processors.TimeStamper(fmt="iso", utc=True),
-    ]
-    rendered: list[structlog.typing.Processor] = (
-        [structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
-        if pretty
-        else [tracebacks, structlog.processors.JSONRenderer(serializer=_dumps)]
-    )
+    shared: list[Processor] = [add_log_level, TimeStamper(fmt="iso", utc=True)]
+    if pretty:
+        console: list[Processor] = [structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
+        _configure([*shared, *console], structlog.PrintLoggerFactory(sys.stderr))
+        _configure_standard_library(shared, console)
+        return
+    exceptions = ExceptionRenderer(ExceptionDictTransformer(show_locals=False))
+    lines: list[Processor] = [*shared, exceptions, JSONRenderer(serializer=_bytes)]
+    _configure(lines, structlog.BytesLoggerFactory(sys.stderr.buffer))
+    _configure_standard_library(shared, [exceptions, JSONRenderer(serializer=_text)])
+
+
+def _configure(processors: list[Processor], factory: Any) -> None:
     structlog.configure(
-        processors=[*shared, *rendered],
+        processors=processors,
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=factory,
         cache_logger_on_first_use=True,
     )
+
+
+def _configure_standard_library(shared: list[Processor], rendered: list[Processor]) -> None:
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(
-        structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=shared,
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *rendered],
-        )
-    )
+    processors = [ProcessorFormatter.remove_processors_meta, *rendered]
+    handler.setFormatter(ProcessorFormatter(foreign_pre_chain=shared, processors=processors))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
 
 
-def _dumps(value: object, **_: object) -> str:
-    return orjson.dumps(value, default=repr).decode()
+def _bytes(value: object, **_: object) -> bytes:
+    return orjson.dumps(value, default=repr)
+
+
+def _text(value: object, **_: object) -> str:
+    return _bytes(value).decode()

@@ -8,13 +8,14 @@ This is the only file that knows about order.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import structlog
 
 from proxy.answer import Answer
+from proxy.bounded import bounded
 from proxy.document import Event
 from proxy.errors import GatewayError, PluginFault
 from proxy.exchange import Exchange
@@ -30,7 +31,7 @@ class Hook(NamedTuple):
     """A hook that a plugin defines, and the format spoken at its place."""
 
     plugin: Plugin
-    call: Callable[[Exchange], Awaitable[Any]]
+    call: Callable[[Exchange], Coroutine[Any, Any, Any]]
     format: Format
 
 
@@ -52,7 +53,7 @@ class Chain:
     requests: tuple[Hook, ...]
     sends: tuple[Hook, ...]
     timeout: float
-    """Seconds for the ``on_headers`` of all plugins, and likewise for their ``on_request``."""
+    """Seconds for each ``on_headers``, ``on_request`` and ``on_answer``."""
 
 
 def defines(value: object, base: type, method: str) -> bool:
@@ -120,15 +121,14 @@ class Passage:
             return None
         hook = hooks[0]
         try:
-            async with asyncio.timeout(self._chain.timeout):
-                for hook in hooks:
-                    result = await hook.call(self._exchange)
-                    if result is None:
-                        continue
-                    if isinstance(result, Answer):
-                        self.format = hook.format
-                        return result
-                    self._open(hook.plugin, result)
+            for hook in hooks:
+                result = await bounded(hook.call(self._exchange), self._chain.timeout)
+                if result is None:
+                    continue
+                if isinstance(result, Answer):
+                    self.format = hook.format
+                    return result
+                self._open(hook.plugin, result)
         except GatewayError:
             raise
         except Exception as error:
@@ -146,9 +146,8 @@ class Passage:
         """A whole answer passes every output. Raises GatewayError."""
         name = ""
         try:
-            async with asyncio.timeout(self._chain.timeout):
-                for name, output in self._outputs:
-                    await output.on_answer(answer)
+            for name, output in self._outputs:
+                await bounded(output.on_answer(answer), self._chain.timeout)
         except GatewayError:
             raise
         except Exception as error:

@@ -11,7 +11,7 @@ A plugin sees on the way back the format that it saw on the way in. Reading is n
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -98,6 +98,10 @@ class Plugin:
     def problems(self, models: ModelTable) -> Iterable[tuple[tuple[str | int, ...], str]]:
         """What of the settings can't work with these models: the path in the settings, and what is wrong."""
         return ()
+
+    def pages(self) -> Mapping[str, Any]:
+        """GETs that it adds to the public listener, for which no key is asked: path to JSON value."""
+        return {}
 
     async def start(self, services: Services) -> None:
         """Open what lives as long as the server."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from aiohttp import web
 
+from proxy.bounded import bounded
 from proxy.document import Document
 from proxy.errors import GatewayError, Kind, refused
 from proxy.exchange import Exchange
@@ -41,8 +41,7 @@ async def read_body(request: web.Request, seconds: float) -> bytes:
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         request.writer.output_size = 0
     try:
-        async with asyncio.timeout(seconds):
-            return await request.read()
+        return await bounded(request.read(), seconds)
     except web.HTTPRequestEntityTooLarge:
         raise too_large() from None
     except TimeoutError:

@@ -137,6 +137,9 @@ class Gateway:
             "/readyz": self._ready,
             "/api/models": self._catalogue,
         }
+        pages = [
+            (path, self._page(value)) for plugin in self._pipeline.plugins for path, value in plugin.pages().items()
+        ]
         return {
             "/v1/messages": {"POST": exchange(Route.MESSAGES, messages)},
             "/v1/messages/count_tokens": {"POST": exchange(Route.COUNT_TOKENS, messages)},
@@ -145,7 +148,7 @@ class Gateway:
             "/v1/models/": {"GET": self._messages_model},
             "/openai/v1/models": {"GET": self._openai_models},
             "/openai/v1/models/": {"GET": self._openai_model},
-            **{path: {"GET": endpoint, "HEAD": endpoint} for path, endpoint in keyless.items()},
+            **{path: {"GET": endpoint, "HEAD": endpoint} for path, endpoint in (*keyless.items(), *pages)},
         }
 
     async def _dispatch(self, request: web.Request) -> web.StreamResponse:
@@ -221,6 +224,12 @@ class Gateway:
         if model is None or model not in visible:
             raise model_not_found(name)
         return model
+
+    def _page(self, value: Any) -> Endpoint:
+        async def page(request: web.Request) -> web.Response:
+            return self._json(request, value)
+
+        return page
 
     def _json(self, request: web.Request, value: Any, status: int = 200) -> web.Response:
         exchange = Exchange(Route.MODELS, request.headers, self._models)

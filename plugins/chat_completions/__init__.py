@@ -6,9 +6,10 @@ provider's events where nobody changed them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
+from plugins.chat_completions.fields import compat
 from plugins.chat_completions.request import translate
 from plugins.chat_completions.response import message_to_completion
 from plugins.chat_completions.stream import EventsToChunks
@@ -25,6 +26,9 @@ class ChatCompletions(Plugin):
     routes: ClassVar[frozenset[Route]] = frozenset({Route.CHAT_COMPLETIONS})
     sees: ClassVar[Sees] = "openai"
     turns_into: ClassVar[Format] = "messages"
+
+    def pages(self) -> Mapping[str, Any]:
+        return {"/api/compat": compat()}
 
     async def on_request(self, exchange: Exchange) -> OutputPlugin:
         translation = translate(exchange.body, exchange.model)

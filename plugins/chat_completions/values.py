@@ -25,7 +25,6 @@ def is_number(value: object) -> bool:
 KINDS: dict[str, Callable[[Any], bool]] = {
     "an integer": is_integer,
     "a boolean": lambda value: isinstance(value, bool),
-    "a string": lambda value: isinstance(value, str),
     "a list": lambda value: isinstance(value, list),
     "an object": lambda value: isinstance(value, dict),
 }
