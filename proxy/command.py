@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from proxy import logs
-from proxy.config import Config
+from proxy.first_run import conversation, first_key, first_model, greeting, show
 from proxy.loading import load_all
 from proxy.plugin import Plugin
 from proxy.server import Gateway, described_plugins
@@ -69,6 +69,12 @@ def _cli(bundled: Mapping[str, type[Plugin]]) -> click.Group:
     def serve(context: click.Context, path: Path) -> None:
         serve_with(chosen(context, path))
 
+    @cli.command(help="Hold a conversation of three turns through a gateway of its own, and show what the cache does.")
+    @where
+    @click.pass_context
+    def demo(context: click.Context, path: Path) -> None:
+        sys.exit(asyncio.run(_demo(Loaded(chosen(context, path), bundled))))
+
     @cli.command(help="Check the configuration and nothing else; exit code 1 if it can't be used.")
     @where
     @click.pass_context
@@ -101,7 +107,8 @@ async def _serve(loaded: Loaded) -> int:
         await gateway.start()
         host = loaded.config.server.host
         click.echo(loaded.pipeline.described() + "\n")
-        click.echo(_greeting(loaded.config, f"http://{f'[{host}]' if ':' in host else host}:{gateway.port}"))
+        address = f"[{host}]" if ":" in host else host
+        click.echo(greeting(loaded.config, f"http://{address}:{gateway.port}{loaded.config.server.base_path}"))
         await stop.wait()
     except OSError as error:
         click.echo(f"the gateway can't start: {error.strerror or error}", err=True)
@@ -111,25 +118,15 @@ async def _serve(loaded: Loaded) -> int:
     return 0
 
 
-def _greeting(config: Config, url: str) -> str:
-    lines = [f"EZAT Router listens on {url}"]
-    if any(upstream.is_demo for upstream in config.upstreams.values()):
-        model = config.models[0].aliases[0] if config.models[0].aliases else config.models[0].id
-        key = _first_key(config) or "none"
-        lines += [
-            f"demo key: {key}",
-            "try it:",
-            f"  curl {url}/openai/v1/chat/completions -H 'Authorization: Bearer {key}' \\",
-            f"""    -d '{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'""",
-        ]
-    return "\n".join(lines)
-
-
-def _first_key(config: Config) -> str | None:
-    """The first key that the list of plugins names: shown for the demo alone, whose key is no secret."""
-    for entry in config.plugins:
-        for key in entry.settings.get("keys") or ():
-            secret = key.get("key") if isinstance(key, dict) else None
-            if isinstance(secret, str):
-                return secret
-    return None
+async def _demo(loaded: Loaded) -> int:
+    logs.set_up(pretty=True, quiet=True)
+    config = loaded.config
+    own = config.model_copy(update={"server": config.server.model_copy(update={"host": "127.0.0.1", "port": 0})})
+    gateway = Gateway(own, loaded.models, loaded.pipeline)
+    try:
+        await gateway.start()
+        url = f"http://127.0.0.1:{gateway.port}{config.server.base_path}"
+        show(await conversation(url, first_key(config), first_model(config)))
+    finally:
+        await gateway.stop()
+    return 0

@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal
+from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
@@ -69,6 +70,18 @@ def _web_url(value: str, *, bare: bool) -> str:
 
 def _base_url(value: str) -> str:
     return value if value == DEMO else _web_url(value, bare=True).rstrip("/")
+
+
+def _base_path(value: str) -> str:
+    if value and not re.fullmatch(r"(/[A-Za-z0-9._~-]+)+", value):
+        raise ValueError("must begin with a slash and end without one, such as /llm")
+    return value
+
+
+def _origin(value: str) -> str:
+    if value != "*" and (urlsplit(value).path or urlsplit(_web_url(value, bare=True)).query):
+        raise ValueError("must be an origin such as https://chat.example.org, with no path, or *")
+    return value
 
 
 def _proxy(value: str) -> str:
@@ -177,6 +190,12 @@ class Server(Settings):
     """How long running requests may go on after a stop was asked for."""
     keepalive_timeout: Seconds = 75
     """How long an idle connection of a client is kept."""
+    base_path: Annotated[str, AfterValidator(_base_path)] = ""
+    """A path that a reverse proxy leaves in front of every other, such as /llm."""
+    trusted_proxies: tuple[IPv4Network | IPv6Network, ...] = ()
+    """Networks of the reverse proxies whose x-forwarded-for is believed, for the client's address in the log."""
+    cors_origins: tuple[Annotated[str, AfterValidator(_origin)], ...] = ()
+    """Origins such as https://chat.example.org whose pages may call the gateway from a browser; "*" for all."""
     admin: Annotated[Admin, BeforeValidator(_empty_if_null)] = Admin()
     """The listener for the operator."""
 

@@ -11,8 +11,6 @@ from urllib.parse import unquote
 
 from aiohttp import web
 
-from proxy.errors import GatewayError, Kind
-
 Endpoint = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Endpoints = Mapping[str, Mapping[str, Endpoint]]
 """Path to method to what answers. A path that ends in a slash stands for all paths below it."""
@@ -37,20 +35,9 @@ INSTEAD = {
 }
 
 
-def find(endpoints: Endpoints, request: web.Request) -> Endpoint:
-    """What answers the request. Raises GatewayError: 404 for an unknown path, 405 for another method."""
-    path = request.rel_url.raw_path
-    methods = endpoints.get(path)
-    if methods is None:
-        methods = _below(endpoints, path)
-    if methods is None:
-        raise GatewayError(Kind.PATH_NOT_FOUND, not_found(path))
-    endpoint = methods.get(request.method)
-    if endpoint is None:
-        allowed = ", ".join(methods)
-        message = f"{path} takes {allowed}, not this method"
-        raise GatewayError(Kind.METHOD_NOT_ALLOWED, message, headers={"allow": allowed})
-    return endpoint
+def find(endpoints: Endpoints, path: str) -> Mapping[str, Endpoint] | None:
+    """What the methods of a path answer, None for an unknown path. Paths are compared as they came, undecoded."""
+    return endpoints.get(path) or _below(endpoints, path)
 
 
 def _below(endpoints: Endpoints, path: str) -> Mapping[str, Endpoint] | None:

@@ -19,6 +19,7 @@ from proxy.dialects import Dialect
 from proxy.dialects.messages import Messages
 from proxy.dialects.openai import OpenAI
 from proxy.document import Event
+from proxy.edge import Network, client_address
 from proxy.errors import GatewayError, PluginFault, internal
 from proxy.exchange import Exchange
 from proxy.headers import answer_headers, error_headers
@@ -39,12 +40,13 @@ _log = structlog.get_logger("ezat.request")
 
 
 @dataclass(frozen=True, slots=True)
-class Times:
-    """Seconds: silence before a ping, a whole plain request, the arrival of a body."""
+class Rim:
+    """What the server's settings say of every exchange; times in seconds."""
 
     ping_interval: float
-    request: float
-    body: float
+    request_timeout: float
+    body_timeout: float
+    trusted_proxies: Sequence[Network]
 
 
 class Handler:
@@ -56,14 +58,14 @@ class Handler:
         dialect: Dialect,
         models: ModelTable,
         deployments: Deployments,
-        times: Times,
+        rim: Rim,
         tasks: Background,
     ) -> None:
         self._chain = chain
         self._dialect = dialect
         self._models = models
         self._deployments = deployments
-        self._times = times
+        self._rim = rim
         self._tasks = tasks
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
@@ -126,7 +128,7 @@ class _Run:
     async def _read(self) -> None:
         exchange = self._exchange
         check_headers(self._request)
-        document = parse(await read_body(self._request, self._handler._times.body), exchange.route)
+        document = parse(await read_body(self._request, self._handler._rim.body_timeout), exchange.route)
         exchange.asked_model = model_name(document)
         exchange.read(document)
         exchange.use_model(exchange.asked_model)
@@ -150,7 +152,7 @@ class _Run:
         return web.Response(body=body, headers={**answer_headers(exchange), "content-type": "application/json"})
 
     async def _whole(self) -> Answer:
-        seconds = self._handler._times.request
+        seconds = self._handler._rim.request_timeout
         try:
             async with asyncio.timeout(seconds):
                 return await self._handler._deployments.whole(self._exchange)
@@ -165,7 +167,7 @@ class _Run:
             self._request,
             lambda: answer_headers(exchange),
             handler._dialect.ping,
-            handler._times.ping_interval,
+            handler._rim.ping_interval,
             handler._tasks,
         )
         source: MessageStream | None = None
@@ -261,6 +263,7 @@ class _Run:
             "request",
             request_id=exchange.id,
             client_request_id=exchange.request_id if exchange.request_id != exchange.id else None,
+            client=client_address(self._request, self._handler._rim.trusted_proxies),
             route=exchange.route.value,
             key=exchange.key.name if exchange.key else None,
             model=exchange.model_or_none.id if exchange.model_or_none else None,

@@ -14,24 +14,26 @@ from structlog.tracebacks import ExceptionDictTransformer
 from structlog.typing import Processor
 
 
-def set_up(*, pretty: bool) -> None:
-    """Configure structlog and the standard library's logging alike. ``pretty`` is for a terminal."""
+def set_up(*, pretty: bool, quiet: bool = False) -> None:
+    """Configure structlog and the standard library's logging alike. ``pretty`` is for a terminal, ``quiet`` leaves
+    out what is no warning."""
+    level = logging.WARNING if quiet else logging.INFO
     shared: list[Processor] = [add_log_level, TimeStamper(fmt="iso", utc=True)]
     if pretty:
         console: list[Processor] = [structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
-        _configure([*shared, *console], structlog.PrintLoggerFactory(sys.stderr))
+        _configure([*shared, *console], structlog.PrintLoggerFactory(sys.stderr), level)
         _configure_standard_library(shared, console)
         return
     exceptions = ExceptionRenderer(ExceptionDictTransformer(show_locals=False))
     lines: list[Processor] = [*shared, exceptions, JSONRenderer(serializer=_bytes)]
-    _configure(lines, structlog.BytesLoggerFactory(sys.stderr.buffer))
+    _configure(lines, structlog.BytesLoggerFactory(sys.stderr.buffer), level)
     _configure_standard_library(shared, [exceptions, JSONRenderer(serializer=_text)])
 
 
-def _configure(processors: list[Processor], factory: Any) -> None:
+def _configure(processors: list[Processor], factory: Any, level: int) -> None:
     structlog.configure(
         processors=processors,
-        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
+        wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=factory,
         cache_logger_on_first_use=True,
     )

@@ -1,0 +1,72 @@
+"""What may stand between the gateway and its clients: reverse proxies, a path that they add, browsers of other origins.
+
+All of it is off by default, and what a client says of itself is believed only from a proxy that is named as trusted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from ipaddress import IPv4Network, IPv6Network, ip_address
+
+from aiohttp import web
+
+Network = IPv4Network | IPv6Network
+
+ALLOWED_METHODS = "GET, HEAD, POST, OPTIONS"
+EXPOSED = "request-id, x-request-id, x-ezat-ignored, x-ezat-adjusted, retry-after"
+PREFLIGHT_SECONDS = "7200"
+
+
+def client_address(request: web.Request, trusted: Sequence[Network]) -> str | None:
+    """Who asks: the peer, or behind trusted proxies the last address that none of them vouches for."""
+    address = request.remote
+    if not trusted or address is None:
+        return address
+    forwarded = ",".join(request.headers.getall("x-forwarded-for", ()))
+    for hop in [*reversed(forwarded.split(",")), ""]:
+        if not _is_trusted(address, trusted) or not _is_address(hop.strip()):
+            return address
+        address = hop.strip()
+    return address
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_trusted(address: str, trusted: Sequence[Network]) -> bool:
+    return _is_address(address) and any(ip_address(address) in network for network in trusted)
+
+
+def is_preflight(request: web.Request) -> bool:
+    """Whether a browser asks if it may send a request to another origin."""
+    return request.method == "OPTIONS" and "access-control-request-method" in request.headers
+
+
+def preflight_answer(request: web.Request) -> web.Response:
+    """What a browser may send; the origin is added by ``cors``, and only to those that are allowed."""
+    headers = {
+        "access-control-allow-methods": ALLOWED_METHODS,
+        "access-control-allow-headers": request.headers.get("access-control-request-headers", "*"),
+        "access-control-max-age": PREFLIGHT_SECONDS,
+    }
+    return web.Response(status=204, headers=headers)
+
+
+def cors(origins: Sequence[str]) -> Callable[[web.Request, web.StreamResponse], Awaitable[None]]:
+    """A signal handler that tells browsers of these origins (``*``: all) that they may read an answer."""
+
+    async def tell(request: web.Request, response: web.StreamResponse) -> None:
+        origin = request.headers.get("origin")
+        if origin is None:
+            return
+        response.headers.add("vary", "origin")
+        if "*" in origins or origin in origins:
+            response.headers["access-control-allow-origin"] = "*" if "*" in origins else origin
+            response.headers["access-control-expose-headers"] = EXPOSED
+
+    return tell

@@ -1,0 +1,184 @@
+"""The public listener: what each path answers, and how an unknown one is told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import orjson
+import structlog
+from aiohttp import web
+
+from proxy.background import Background
+from proxy.catalogue import catalogue, messages_model, messages_page, openai_list, openai_model
+from proxy.config import Server
+from proxy.dialects import Dialect
+from proxy.edge import is_preflight, preflight_answer
+from proxy.endpoints import Endpoint, below, find, is_openai, not_found
+from proxy.errors import GatewayError, Kind, internal, refused
+from proxy.exchange import Exchange, model_not_found
+from proxy.handler import DIALECTS, Handler, Rim
+from proxy.headers import answer_headers, error_headers
+from proxy.loading import Pipeline
+from proxy.models import Model, ModelTable
+from proxy.pipeline import Passage
+from proxy.plugin import Outcome, Route
+from proxy.upstream.deployments import Deployments
+
+_log = structlog.get_logger("ezat.server")
+
+
+class Public:
+    """Answers every request of the public listener."""
+
+    def __init__(
+        self,
+        settings: Server,
+        models: ModelTable,
+        pipeline: Pipeline,
+        deployments: Deployments,
+        tasks: Background,
+        is_ready: Callable[[], bool],
+    ) -> None:
+        self._settings = settings
+        self._models = models
+        self._pipeline = pipeline
+        self._tasks = tasks
+        self._is_ready = is_ready
+        self._base = settings.base_path
+        self._endpoints = {self._base + path: methods for path, methods in self._table(deployments).items()}
+
+    def _table(self, deployments: Deployments) -> dict[str, dict[str, Endpoint]]:
+        settings = self._settings
+        rim = Rim(settings.ping_interval, settings.request_timeout, settings.body_timeout, settings.trusted_proxies)
+
+        def exchange(route: Route, dialect: Dialect) -> Endpoint:
+            chain = self._pipeline.chains.get(route)
+            if chain is None:
+                return _switched_off
+            return Handler(chain, dialect, self._models, deployments, rim, self._tasks).handle
+
+        openai, messages = DIALECTS["openai"], DIALECTS["messages"]
+        keyless = {
+            "/": self._root,
+            "/healthz": self._alive,
+            "/readyz": self._ready,
+            "/api/models": self._catalogue,
+        }
+        pages = [
+            (path, self._page(value)) for plugin in self._pipeline.plugins for path, value in plugin.pages().items()
+        ]
+        return {
+            "/v1/messages": {"POST": exchange(Route.MESSAGES, messages)},
+            "/v1/messages/count_tokens": {"POST": exchange(Route.COUNT_TOKENS, messages)},
+            "/openai/v1/chat/completions": {"POST": exchange(Route.CHAT_COMPLETIONS, openai)},
+            "/v1/models": {"GET": self._messages_models},
+            "/v1/models/": {"GET": self._messages_model},
+            "/openai/v1/models": {"GET": self._openai_models},
+            "/openai/v1/models/": {"GET": self._openai_model},
+            **{path: {"GET": endpoint, "HEAD": endpoint} for path, endpoint in (*keyless.items(), *pages)},
+        }
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        """Answer one request, whatever it is."""
+        try:
+            path = request.rel_url.raw_path
+            methods = find(self._endpoints, path)
+            if methods is None:
+                raise GatewayError(Kind.PATH_NOT_FOUND, not_found(path.removeprefix(self._base)))
+            if self._settings.cors_origins and is_preflight(request):
+                return preflight_answer(request)
+            endpoint = methods.get(request.method)
+            if endpoint is None:
+                allowed = ", ".join(methods)
+                message = f"this path takes {allowed}, not {request.method[:16]}"
+                raise GatewayError(Kind.METHOD_NOT_ALLOWED, message, headers={"allow": allowed})
+            return await endpoint(request)
+        except GatewayError as error:
+            return self._refusal(request, error)
+        except (asyncio.CancelledError, ConnectionResetError):
+            raise
+        except Exception:
+            _log.exception("the gateway failed", path=request.path[:256])
+            return self._refusal(request, internal())
+
+    def _refusal(self, request: web.Request, error: GatewayError) -> web.Response:
+        exchange = Exchange(Route.MODELS, request.headers, self._models)
+        dialect = DIALECTS["openai" if is_openai(request.path.removeprefix(self._base)) else "messages"]
+        return web.Response(
+            status=dialect.wording(error.kind).status,
+            body=dialect.error_body(error, exchange.request_id),
+            headers={**answer_headers(exchange), **error_headers(error)},
+        )
+
+    async def _root(self, request: web.Request) -> web.Response:
+        return self._json(request, {"name": "EZAT Router", "models": "/api/models"})
+
+    async def _alive(self, request: web.Request) -> web.Response:
+        return self._json(request, {"status": "ok"})
+
+    async def _ready(self, request: web.Request) -> web.Response:
+        if not self._is_ready():
+            return self._json(request, {"status": "draining"}, status=503)
+        return self._json(request, {"status": "ready"})
+
+    async def _catalogue(self, request: web.Request) -> web.Response:
+        return self._json(request, catalogue(self._models))
+
+    async def _openai_models(self, request: web.Request) -> web.Response:
+        return self._json(request, openai_list(await self._visible(request)))
+
+    async def _openai_model(self, request: web.Request) -> web.Response:
+        return self._json(
+            request, openai_model(await self._one(request, below(request, self._base + "/openai/v1/models/")))
+        )
+
+    async def _messages_model(self, request: web.Request) -> web.Response:
+        return self._json(request, messages_model(await self._one(request, below(request, self._base + "/v1/models/"))))
+
+    async def _messages_models(self, request: web.Request) -> web.Response:
+        query = request.rel_url.query
+        models = await self._visible(request)
+        try:
+            limit = int(query.get("limit", "20")) if query.get("limit", "20").isdecimal() else 0
+            page = messages_page(models, limit, query.get("after_id"), query.get("before_id"))
+        except ValueError as error:
+            name, _, text = str(error).partition(": ")
+            raise refused(name, text) from None
+        return self._json(request, page)
+
+    async def _visible(self, request: web.Request) -> list[Model]:
+        """The models that the key may use. Raises GatewayError where it may not come in."""
+        exchange = Exchange(Route.MODELS, request.headers, self._models)
+        passage = Passage(self._pipeline.chains[Route.MODELS], exchange)
+        outcome = Outcome.FAILED
+        try:
+            await passage.headers()
+            outcome = Outcome.COMPLETED
+        finally:
+            passage.close(outcome)
+        return self._models.visible(exchange.key.models if exchange.key is not None else None)
+
+    async def _one(self, request: web.Request, name: str) -> Model:
+        visible = await self._visible(request)
+        model = self._models.find(name)
+        if model is None or model not in visible:
+            raise model_not_found(name)
+        return model
+
+    def _page(self, value: Any) -> Endpoint:
+        async def page(request: web.Request) -> web.Response:
+            return self._json(request, value)
+
+        return page
+
+    def _json(self, request: web.Request, value: Any, status: int = 200) -> web.Response:
+        exchange = Exchange(Route.MODELS, request.headers, self._models)
+        headers = {**answer_headers(exchange), "content-type": "application/json"}
+        return web.Response(status=status, body=orjson.dumps(value), headers=headers)
+
+
+async def _switched_off(request: web.Request) -> web.StreamResponse:
+    message = "the plugin chat_completions is switched off here; use POST /v1/messages"
+    raise GatewayError(Kind.PATH_NOT_FOUND, message)
