@@ -31,7 +31,7 @@ from proxy.progress import Progress
 from proxy.reading import check_headers, check_messages_request, model_name, parse, read_body
 from proxy.streaming import AnswerStream
 from proxy.upstream.deployments import Deployments
-from proxy.upstream.faults import UpstreamFault, timed_out
+from proxy.upstream.faults import UpstreamFault, client_path, timed_out
 from proxy.upstream.stream import MessageStream
 
 DIALECTS: dict[str, Dialect] = {"openai": OpenAI(), "messages": Messages()}
@@ -240,8 +240,8 @@ class _Run:
                 request_id=exchange.id,
                 exc_info=error.__cause__,
             )
-        elif isinstance(error, UpstreamFault) and error.alarm:
-            _log.error("the upstream refuses the gateway itself", cause=error.cause, request_id=exchange.id)
+        elif isinstance(error, UpstreamFault) and exchange.path_of is not None:
+            error.param = error.param or client_path(error.message, exchange.path_of)
         self._status = dialect.wording(error.kind).status
         if self._stream is not None and self._stream.begun:
             try:

@@ -55,7 +55,7 @@ class Gateway:
         self._client = UpstreamClient(
             Timeouts(settings.connect_timeout, settings.first_event_timeout, settings.idle_timeout)
         )
-        deployments = Deployments(await self._upstreams(), self._client)
+        deployments = Deployments(await self._upstreams(), self._client, settings.first_event_timeout)
         self._plugin_session = aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar())
         services = Services(self._models, MemoryLimiter(), self._ledger, self._plugin_session)
         for plugin in self._pipeline.plugins:

@@ -6,9 +6,14 @@ The body is encoded once, with a slot for the name.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from time import monotonic
+from typing import TypeVar
+
+import structlog
 
 from proxy.answer import Answer
+from proxy.errors import Kind
 from proxy.exchange import Exchange
 from proxy.jsonbytes import replaced, top_level
 from proxy.jsontext import JsonError, decode, encode
@@ -17,47 +22,133 @@ from proxy.models import Deployment, Model
 from proxy.plugin import Route
 from proxy.progress import Progress
 from proxy.reading import RequestDocument
+from proxy.upstream.choice import by_preference, conversation_name
 from proxy.upstream.client import Upstream, UpstreamClient
-from proxy.upstream.faults import no_messages_answer
+from proxy.upstream.faults import UpstreamFault, no_messages_answer
+from proxy.upstream.health import Health
 from proxy.upstream.stream import MessageStream
 
 PATHS = {Route.COUNT_TOKENS: "/v1/messages/count_tokens"}
 USUAL_PATH = "/v1/messages"
+T = TypeVar("T")
+
+_log = structlog.get_logger("ezat.upstream")
 
 
 class Deployments:
-    """Sends exchanges to the deployments of their models."""
+    """Sends exchanges to the deployments of their models, to the next one where one fails before its first event."""
 
-    def __init__(self, upstreams: Mapping[str, Upstream], client: UpstreamClient) -> None:
+    def __init__(self, upstreams: Mapping[str, Upstream], client: UpstreamClient, budget: float) -> None:
         self._upstreams = upstreams
         self._client = client
+        self._budget = budget
+        """Seconds after which no further deployment is asked."""
+        self._health: dict[tuple[str, Deployment], Health] = {}
 
     async def whole(self, exchange: Exchange) -> Answer:
         """A whole answer. Raises UpstreamFault."""
-        deployment = self._choose(exchange)
-        head, rest = body_around_name(exchange)
-        body = b"".join((head, encode(deployment.model), rest))
         path = PATHS.get(exchange.route, USUAL_PATH)
-        raw = await self._client.whole(self._upstreams[deployment.upstream], path, body, _beta(exchange))
-        return _count(raw) if exchange.route is Route.COUNT_TOKENS else message_answer(raw, exchange)
+
+        async def ask(upstream: Upstream, body: bytes) -> Answer:
+            raw = await self._client.whole(upstream, path, body, _beta(exchange))
+            return _count(raw) if exchange.route is Route.COUNT_TOKENS else message_answer(raw, exchange)
+
+        return await self._ask_in_turn(exchange, ask)
 
     async def stream(self, exchange: Exchange, progress: Progress) -> MessageStream | Answer:
-        """A streamed answer, or the whole one that came instead. Raises UpstreamFault."""
-        deployment = self._choose(exchange)
+        """A streamed answer whose first events are there, or the whole one that came instead. Raises UpstreamFault."""
+
+        async def ask(upstream: Upstream, body: bytes) -> MessageStream | Answer:
+            opened = await self._client.stream(
+                upstream, USUAL_PATH, body, _beta(exchange), progress, exchange.asked_model
+            )
+            if not isinstance(opened, MessageStream):
+                return message_answer(opened, exchange)
+            try:
+                await opened.wait_for_first_event()
+            except BaseException:
+                opened.close()
+                raise
+            return opened
+
+        return await self._ask_in_turn(exchange, ask)
+
+    async def _ask_in_turn(self, exchange: Exchange, ask: Callable[[Upstream, bytes], Awaitable[T]]) -> T:
         head, rest = body_around_name(exchange)
-        body = b"".join((head, encode(deployment.model), rest))
-        upstream = self._upstreams[deployment.upstream]
-        opened = await self._client.stream(upstream, USUAL_PATH, body, _beta(exchange), progress, exchange.asked_model)
-        return opened if isinstance(opened, MessageStream) else message_answer(opened, exchange)
+        faults: list[UpstreamFault] = []
+        deadline = monotonic() + self._budget
+        for deployment in self._in_turn(exchange):
+            health = self._health_of(exchange.model, deployment)
+            if health.is_full or (faults and monotonic() > deadline):
+                continue
+            exchange.deployment = deployment
+            probe = health.begin()
+            try:
+                body = b"".join((head, encode(deployment.model), rest))
+                answer = await ask(self._upstreams[deployment.upstream], body)
+            except UpstreamFault as fault:
+                health.end()
+                if fault.is_final:
+                    health.succeeded()
+                    raise
+                health.failed(fault.retry_after)
+                faults.append(fault)
+                _log_fault(exchange, deployment, fault)
+                continue
+            except BaseException:
+                health.end()
+                if probe:
+                    health.leave_probe()
+                raise
+            exchange.defer(health.end)
+            health.succeeded()
+            return answer
+        raise worst(faults)
 
-    def _choose(self, exchange: Exchange) -> Deployment:
-        exchange.deployment = best(exchange.model)
-        return exchange.deployment
+    def _in_turn(self, exchange: Exchange) -> list[Deployment]:
+        """The deployments in the order to ask them: the cooling ones last."""
+        deployments = exchange.model.deployments
+        if len(deployments) == 1:
+            return list(deployments)
+        preferred = by_preference(deployments, conversation_name(exchange))
+        return sorted(preferred, key=lambda each: self._health_of(exchange.model, each).is_cooling)
+
+    def _health_of(self, model: Model, deployment: Deployment) -> Health:
+        key = (model.id, deployment)
+        health = self._health.get(key)
+        if health is None:
+            health = self._health[key] = Health(deployment.max_parallel)
+        return health
 
 
-def best(model: Model) -> Deployment:
-    """The deployment to ask: the first of the lowest priority."""
-    return min(model.deployments, key=lambda deployment: deployment.priority)
+def worst(faults: Sequence[UpstreamFault]) -> UpstreamFault:
+    """What the client is told when nothing is left to try."""
+    if not faults:
+        return UpstreamFault(Kind.OVERLOADED, "every deployment is full", retry_after=1)
+    kinds = {fault.kind for fault in faults}
+    if kinds == {Kind.RATE_LIMIT}:
+        kind = Kind.RATE_LIMIT
+    else:
+        kind = next((kind for kind in (Kind.OVERLOADED, Kind.TIMEOUT) if kind in kinds), Kind.INTERNAL)
+    told = next((fault for fault in faults if fault.kind is kind), faults[-1])
+    waits = [fault.retry_after for fault in faults if fault.kind is kind and fault.retry_after is not None]
+    if told.kind is not kind:  # a mixture of rate limits and failures
+        return UpstreamFault(kind, told.cause)
+    told.retry_after = min(waits) if waits else told.retry_after
+    return told
+
+
+def _log_fault(exchange: Exchange, deployment: Deployment, fault: UpstreamFault) -> None:
+    log = _log.error if fault.alarm else _log.warning
+    event = "the upstream refuses the gateway itself" if fault.alarm else "an upstream failed"
+    log(
+        event,
+        request_id=exchange.id,
+        model=exchange.model.id,
+        upstream=deployment.upstream,
+        deployment=deployment.model,
+        cause=fault.cause,
+    )
 
 
 def body_around_name(exchange: Exchange) -> tuple[bytes, bytes]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from email.utils import parsedate_to_datetime
 from time import time
 from typing import Any
@@ -42,6 +42,8 @@ OPERATORS_FAULTS = frozenset({401, 402, 403, 404})
 _OPERATORS_TYPES = frozenset({"authentication_error", "billing_error", "permission_error", "not_found_error"})
 _ACCOUNT = re.compile(r"credit balance|(spend|spending|usage|billing) limit", re.IGNORECASE)
 
+_PATH = re.compile(r"([a-z_]+(?:\.[A-Za-z0-9_]+)*):")
+
 MESSAGES = {
     Kind.RATE_LIMIT: "the provider is receiving too many requests",
     Kind.OVERLOADED: "the provider is overloaded",
@@ -60,6 +62,11 @@ class UpstreamFault(GatewayError):
         self.cause = cause
         self.alarm = alarm
 
+    @property
+    def is_final(self) -> bool:
+        """Whether it is about the request itself, so that no other deployment would answer it."""
+        return self.kind in (Kind.INVALID_REQUEST, Kind.TOO_LARGE)
+
 
 def fault_of_status(status: int, body: bytes, headers: Mapping[str, str], secret: str | None) -> UpstreamFault:
     """The fault that a status other than 200 stands for."""
@@ -68,7 +75,8 @@ def fault_of_status(status: int, body: bytes, headers: Mapping[str, str], secret
     alarm = status in OPERATORS_FAULTS
     if kind is Kind.INVALID_REQUEST and _ACCOUNT.search(str(said.get("message", ""))):
         kind, alarm = Kind.INTERNAL, True
-    wait = retry_after(headers.get("retry-after")) if kind in (Kind.RATE_LIMIT, Kind.OVERLOADED) else None
+    asked = headers.get("retry-after") if kind in (Kind.RATE_LIMIT, Kind.OVERLOADED) else None
+    wait = None if asked is None else retry_after(asked)
     return _fault(kind, f"status {status}", said, alarm=alarm, retry_after=wait)
 
 
@@ -77,9 +85,8 @@ def fault_of_event(raw: bytes, secret: str | None) -> UpstreamFault:
     said = _error_object(raw, secret)
     type_ = str(said.get("type"))
     kind = KIND_OF_TYPE.get(type_, Kind.INTERNAL)
-    wait = USUAL_RETRY_AFTER if kind in (Kind.RATE_LIMIT, Kind.OVERLOADED) else None
     alarm = type_ in _OPERATORS_TYPES
-    fault = _fault(kind, f"error event {type_[:64]}", said, alarm=alarm, retry_after=wait)
+    fault = _fault(kind, f"error event {type_[:64]}", said, alarm=alarm, retry_after=None)
     if not alarm and said:
         fault.provider = said
     return fault
@@ -118,10 +125,8 @@ def cut_off(cause: str) -> UpstreamFault:
     return UpstreamFault(Kind.INTERNAL, cause, message="the provider's answer broke off")
 
 
-def retry_after(value: str | None) -> int:
+def retry_after(value: str) -> int:
     """Whole seconds to wait, from an upstream's header (a number or a date), at most a minute."""
-    if value is None:
-        return USUAL_RETRY_AFTER
     try:
         seconds = float(value)
     except ValueError:
@@ -132,6 +137,12 @@ def retry_after(value: str | None) -> int:
     if not math.isfinite(seconds):
         return LONGEST_RETRY_AFTER if seconds > 0 else USUAL_RETRY_AFTER
     return max(1, min(LONGEST_RETRY_AFTER, math.ceil(seconds)))
+
+
+def client_path(message: str, path_of: Callable[[str], str | None]) -> str | None:
+    """The field of the client's request that a provider's message is about, if it begins with a path."""
+    found = _PATH.match(message)
+    return path_of(found.group(1)) if found else None
 
 
 def _error_object(body: bytes, secret: str | None) -> dict[str, Any]:

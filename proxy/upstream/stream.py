@@ -78,14 +78,22 @@ class MessageStream:
         self._loop = asyncio.get_running_loop()
         self._deadline = self._loop.time() + first_timeout
         self._timer = self._loop.call_at(self._deadline, self._tick)
+        self._first: list[Event] = []
         self._broken: UpstreamFault | None = None
         self._late = False
+
+    async def wait_for_first_event(self) -> None:
+        """Wait for the first events; the next ``read`` gives them. Raises UpstreamFault."""
+        self._first = await self.read()
 
     async def read(self) -> list[Event]:
         """The events of the next read; an empty list at the end of a whole answer. Raises UpstreamFault.
 
         An upstream's own pings before its first event are left out.
         """
+        if self._first:
+            first, self._first = self._first, []
+            return first
         while not self._progress.stopped:
             if self._broken is not None:
                 raise self._broken
