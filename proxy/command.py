@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from proxy import logs
+from proxy.errors import CannotStart
 from proxy.first_run import conversation, first_key, first_model, greeting, show
 from proxy.loading import load_all
 from proxy.plugin import Plugin
@@ -110,6 +111,9 @@ async def _serve(loaded: Loaded) -> int:
         address = f"[{host}]" if ":" in host else host
         click.echo(greeting(loaded.config, f"http://{address}:{gateway.port}{loaded.config.server.base_path}"))
         await stop.wait()
+    except CannotStart as error:
+        click.echo(f"the gateway can't start: {error}", err=True)
+        return 1
     except OSError as error:
         click.echo(f"the gateway can't start: {error.strerror or error}", err=True)
         return 1

@@ -36,6 +36,9 @@ from proxy.yaml_source import (
 
 DEMO = "demo"
 """The base URL that stands for the embedded demo upstream."""
+LOCAL_LLM = "local-llm"
+"""The base URL that stands for a small real model on this machine."""
+BUILT_IN = (DEMO, LOCAL_LLM)
 DEFAULT_CREATED = 1767225600  # 2026-01-01
 END_OF_YEAR_9999 = 253402300799
 VERSION = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
@@ -69,7 +72,7 @@ def _web_url(value: str, *, bare: bool) -> str:
 
 
 def _base_url(value: str) -> str:
-    return value if value == DEMO else _web_url(value, bare=True).rstrip("/")
+    return value if value in BUILT_IN else _web_url(value, bare=True).rstrip("/")
 
 
 def _base_path(value: str) -> str:
@@ -210,7 +213,7 @@ class UpstreamSettings(Settings):
     """A server that speaks the Messages format."""
 
     base_url: Annotated[str, AfterValidator(_base_url)]
-    """Where it is, without /v1/messages; or `demo`, the upstream that is built in."""
+    """Where it is, without /v1/messages; or `demo` or `local-llm`, the upstreams that the gateway starts itself."""
     api_key: Annotated[SecretStr, AfterValidator(_secret)] | None = None
     """Its key. After loading, the one of api_key_file stands here, too."""
     api_key_file: Path | None = None

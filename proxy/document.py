@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from proxy.jsonbytes import Member
 from proxy.jsontext import decode, encode
 
 _UNREAD: Any = object()
@@ -48,6 +49,23 @@ class Document:
     def encoded(self) -> bytes:
         """The bytes to send on: those that came where nothing was changed."""
         return encode(self._data) if self._raw is None else self._raw
+
+
+class RequestDocument(Document):
+    """A client's body: its bytes, and where its top-level members stand in them."""
+
+    __slots__ = ("members",)
+
+    def __init__(self, raw: bytes, members: list[Member]) -> None:
+        super().__init__(raw=raw)
+        self.members = members
+
+    def value(self, name: str) -> Any:
+        """The value of one top-level member, None where it is missing; the rest stays unread."""
+        for member in self.members:
+            if member.key == name:
+                return decode((self.unchanged or b"")[member.at : member.end])
+        return None
 
 
 class Event(Document):

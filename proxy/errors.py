@@ -60,6 +60,10 @@ class GatewayError(Exception):
         self.headers = headers or {}
 
 
+class CannotStart(Exception):
+    """The gateway can't start; the sentence says why and what to do."""
+
+
 def refused(path: str, text: str) -> GatewayError:
     """The refusal of a field: a 400 whose message begins with the field's path in the client's request."""
     return GatewayError(Kind.INVALID_REQUEST, f"{path}: {text}", param=path)

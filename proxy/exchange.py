@@ -6,13 +6,12 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import uuid_utils
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from proxy.document import Document
+from proxy.document import Document, RequestDocument
 from proxy.errors import GatewayError, Kind
 from proxy.plugin import Route
 from proxy.usage import Usage
@@ -28,17 +27,29 @@ _SESSION_LENGTH = 256
 
 
 @dataclass(frozen=True, slots=True)
+class Limits:
+    """What a key or an organization may do in a minute, and at the same time; None: no limit."""
+
+    requests_per_minute: int | None = None
+    input_tokens_per_minute: int | None = None
+    parallel_requests: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Key:
-    """Who asks. Set by the plugin that authenticates."""
+    """Who asks. Set by the plugin that authenticates. Money is in units (``proxy.store.money``)."""
 
     id: str
     name: str
     organization: str | None = None
     models: frozenset[str] | None = None
     """Canonical ids of the models that it may use; None: all."""
-    requests_per_minute: int | None = None
-    spend_limit_usd: Decimal | None = None
-    balance_usd: Decimal | None = None
+    limits: Limits = Limits()
+    organization_limits: Limits = Limits()
+    spend_limit: int | None = None
+    spend_period: Literal["day", "week", "month"] | None = None
+    """None: the limit is for all time."""
+    credit: int | None = None
     """What its organization has paid in; None: not prepaid."""
 
 
@@ -58,6 +69,7 @@ class Exchange:
         "adjusted",
         "answer_headers",
         "asked_model",
+        "began",
         "billed",
         "client_document",
         "created",
@@ -86,7 +98,8 @@ class Exchange:
         self.request_id = own if _REQUEST_ID.fullmatch(own) else self.id
         """The client's own id if it is a proper one, else ``id``."""
         self.started = time.monotonic()
-        self.created = int(time.time())
+        self.began = time.time()
+        self.created = int(self.began)
         self.stream = False
         self.key: Key | None = None
         self.asked_model = ""
@@ -159,6 +172,11 @@ class Exchange:
         """The request as the client sent it, for reading only."""
         body: dict[str, Any] = self.client_document.data
         return body
+
+    def client_value(self, name: str) -> Any:
+        """One top-level field of the client's request, None where it is missing; the rest stays unread."""
+        document = self.client_document
+        return document.value(name) if isinstance(document, RequestDocument) else self.client_body.get(name)
 
     @property
     def body(self) -> dict[str, Any]:

@@ -10,7 +10,8 @@ from proxy.upstream.faults import USUAL_RETRY_AFTER
 
 MOST_NAMES = 32
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-_WAITING = (Kind.RATE_LIMIT, Kind.UNAVAILABLE, Kind.OVERLOADED)
+WAITING = (Kind.RATE_LIMIT, Kind.UNAVAILABLE, Kind.OVERLOADED)
+"""The errors that say how long to wait."""
 
 
 def answer_headers(exchange: Exchange) -> dict[str, str]:
@@ -31,6 +32,6 @@ def answer_headers(exchange: Exchange) -> dict[str, str]:
 def error_headers(error: GatewayError) -> dict[str, str]:
     """What an error adds: its type, and how long to wait."""
     headers = {"content-type": "application/json", "x-content-type-options": "nosniff", **error.headers}
-    if error.kind in _WAITING:
+    if error.kind in WAITING:
         headers["retry-after"] = str(error.retry_after or USUAL_RETRY_AFTER)
     return headers

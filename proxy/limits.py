@@ -1,32 +1,212 @@
-"""Rate limits, by the library ``limits``: exact under parallel requests, in memory."""
+"""Limits per minute and on parallel requests, in memory or in a Redis that several gateways share.
+
+Windows come from the library ``limits``: requests in a window that moves along (exact), tokens in one that is
+weighted (a moving window would keep an entry for each token). A place for a parallel request is a lease that runs
+out, so that a gateway that dies gives its places back.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
-from typing import Protocol
+from collections import Counter
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
 
+import redis.asyncio
 from limits import RateLimitItemPerMinute
-from limits.aio.storage import MemoryStorage
-from limits.aio.strategies import MovingWindowRateLimiter
+from limits.aio.storage import MemoryStorage, RedisStorage, Storage
+from limits.aio.strategies import MovingWindowRateLimiter, RateLimiter, SlidingWindowCounterRateLimiter
+from redis.exceptions import RedisError
+
+REDIS_TIMEOUT = 2.0
+LEASE = 120
+"""Seconds for which a place is kept without a renewal."""
+RENEWAL = 30
+PREFIX = "ezat"
+T = TypeVar("T")
+
+_TAKE_PLACE = """
+redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', ARGV[1])
+if redis.call('ZCARD', KEYS[1]) >= tonumber(ARGV[2]) then return 0 end
+redis.call('ZADD', KEYS[1], ARGV[3], ARGV[4])
+redis.call('EXPIRE', KEYS[1], ARGV[5])
+return 1
+"""
 
 
-class Limiter(Protocol):
-    """Counts hits in windows of a minute that move along."""
-
-    async def hit(self, name: str, limit: int) -> int | None:
-        """Count one hit; None if it is within ``limit`` a minute, else the whole seconds to wait (at least 1)."""
+class LimiterDown(Exception):
+    """The limiter can't be asked now."""
 
 
-class MemoryLimiter:
-    """A Limiter for one process."""
+@dataclass(frozen=True, slots=True)
+class Window:
+    """What is left of a limit; ``wait`` is how long to wait where nothing is, else None. Times in whole seconds."""
+
+    limit: int
+    remaining: int
+    reset: int
+    wait: int | None
+
+
+class Places(Protocol):
+    """Counts what runs at the same time."""
+
+    async def take(self, name: str, most: int, request_id: str) -> bool:
+        """Take a place; False where there is none."""
+
+    def give_back(self, name: str, request_id: str) -> None:
+        """Give a place back."""
+
+    async def close(self) -> None:
+        """End."""
+
+
+class Limiter:
+    """Windows and places."""
+
+    def __init__(self, storage: Storage, places: Places) -> None:
+        self._requests = MovingWindowRateLimiter(storage)
+        self._tokens = SlidingWindowCounterRateLimiter(storage)
+        self._places = places
+        self._waits = not isinstance(storage, MemoryStorage)
+
+    async def hit(self, name: str, limit: int) -> Window:
+        """Count one request. Raises LimiterDown."""
+        return await self._hit(self._requests, name, limit, 1)
+
+    async def spend(self, name: str, limit: int, tokens: int) -> Window:
+        """Count tokens; more than the whole limit counts as the whole. Raises LimiterDown."""
+        return await self._hit(self._tokens, name, limit, min(tokens, limit))
+
+    async def look(self, name: str, limit: int, *, tokens: bool) -> Window:
+        """What is left, with nothing counted. Raises LimiterDown."""
+        return await self._window(self._tokens if tokens else self._requests, name, limit, passed=True)
+
+    async def take_place(self, name: str, most: int, request_id: str) -> bool:
+        """Take a place for a running request; False where there is none. Raises LimiterDown."""
+        try:
+            return await self._places.take(name, most, request_id)
+        except (RedisError, OSError, TimeoutError) as error:
+            raise LimiterDown(type(error).__name__) from error
+
+    def give_place_back(self, name: str, request_id: str) -> None:
+        """Give a place back."""
+        self._places.give_back(name, request_id)
+
+    async def close(self) -> None:
+        """End."""
+        await self._places.close()
+
+    async def _hit(self, windows: RateLimiter, name: str, limit: int, cost: int) -> Window:
+        try:
+            passed = await self._whole(windows.hit(RateLimitItemPerMinute(limit), name, cost=cost))
+        except (RedisError, OSError, TimeoutError) as error:
+            raise LimiterDown(type(error).__name__) from error
+        return await self._window(windows, name, limit, passed=passed)
+
+    async def _window(self, windows: RateLimiter, name: str, limit: int, *, passed: bool) -> Window:
+        try:
+            stats = await self._whole(windows.get_window_stats(RateLimitItemPerMinute(limit), name))
+        except (RedisError, OSError, TimeoutError) as error:
+            raise LimiterDown(type(error).__name__) from error
+        reset = min(60, max(1, math.ceil(stats.reset_time - time.time())))
+        return Window(limit, max(0, stats.remaining), reset, None if passed else reset)
+
+    async def _whole(self, command: Coroutine[Any, Any, T]) -> T:
+        """The result of a command that is not cut short: cancelled, it would leave its connection one reply behind."""
+        return await (asyncio.shield(asyncio.ensure_future(command)) if self._waits else command)
+
+
+class MemoryPlaces:
+    """Places of one process."""
 
     def __init__(self) -> None:
-        self._windows = MovingWindowRateLimiter(MemoryStorage())
+        self._taken: Counter[str] = Counter()
 
-    async def hit(self, name: str, limit: int) -> int | None:
-        item = RateLimitItemPerMinute(limit)
-        if await self._windows.hit(item, name):
-            return None
-        reset = (await self._windows.get_window_stats(item, name)).reset_time
-        return min(60, max(1, math.ceil(reset - time.time())))
+    async def take(self, name: str, most: int, request_id: str) -> bool:
+        if self._taken[name] >= most:
+            return False
+        self._taken[name] += 1
+        return True
+
+    def give_back(self, name: str, request_id: str) -> None:
+        self._taken[name] -= 1
+        if self._taken[name] <= 0:
+            del self._taken[name]
+
+    async def close(self) -> None:
+        return
+
+
+class RedisPlaces:
+    """Places that several gateways share: leases in a sorted set, by the time at which they run out."""
+
+    def __init__(self, url: str) -> None:
+        self._redis = redis.asyncio.from_url(
+            url, socket_timeout=REDIS_TIMEOUT, socket_connect_timeout=REDIS_TIMEOUT, protocol=2
+        )
+        self._take = self._redis.register_script(_TAKE_PLACE)
+        self._held: set[tuple[str, str]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._renewing: asyncio.Task[None] | None = None
+
+    async def take(self, name: str, most: int, request_id: str) -> bool:
+        if self._renewing is None:
+            self._renewing = asyncio.get_running_loop().create_task(self._renew())
+        now = time.time()
+        key = f"{PREFIX}:places:{name}"
+        taking = asyncio.ensure_future(self._take(keys=[key], args=[now, most, now + LEASE, request_id, LEASE]))
+        try:
+            taken = bool(await asyncio.shield(taking))
+        except asyncio.CancelledError:
+            taking.add_done_callback(lambda _: self.give_back(name, request_id))
+            raise
+        if taken:
+            self._held.add((name, request_id))
+        return taken
+
+    def give_back(self, name: str, request_id: str) -> None:
+        self._held.discard((name, request_id))
+        task = asyncio.get_running_loop().create_task(self._remove(name, request_id))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        if self._renewing is not None:
+            self._renewing.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=REDIS_TIMEOUT)
+        await self._redis.aclose()
+
+    async def _remove(self, name: str, request_id: str) -> None:
+        try:
+            await self._redis.zrem(f"{PREFIX}:places:{name}", request_id)
+        except (RedisError, OSError, TimeoutError):
+            pass  # the lease runs out
+
+    async def _renew(self) -> None:
+        while True:
+            await asyncio.sleep(RENEWAL)
+            for name, request_id in list(self._held):
+                try:
+                    await self._redis.zadd(f"{PREFIX}:places:{name}", {request_id: time.time() + LEASE}, xx=True)
+                    await self._redis.expire(f"{PREFIX}:places:{name}", LEASE)
+                except (RedisError, OSError, TimeoutError):
+                    break
+
+
+def open_limiter(url: str) -> Limiter:
+    """The limiter of a setting: ``memory``, or a Redis URL."""
+    if url == "memory":
+        return Limiter(MemoryStorage(), MemoryPlaces())
+    storage = RedisStorage(
+        f"async+{url}",
+        implementation="redispy",
+        key_prefix=PREFIX,
+        socket_timeout=REDIS_TIMEOUT,
+        socket_connect_timeout=REDIS_TIMEOUT,
+    )
+    return Limiter(storage, RedisPlaces(url))

@@ -18,6 +18,7 @@ from proxy.config import Config, PluginEntry, load
 from proxy.models import ModelTable
 from proxy.pipeline import Chain, compile_chain
 from proxy.plugin import Plugin, Route
+from proxy.store.money import unit_prices
 from proxy.yaml_source import ConfigError, Problem, Source
 
 Bundled = Mapping[str, type[Plugin]]
@@ -66,11 +67,20 @@ def build(config: Config, models: ModelTable, bundled: Bundled) -> Pipeline:
             made.append((entry, plugin))
             problems += [config.source.problem((*entry.loc, *path), text) for path, text in plugin.problems(models)]
     problems += [config.source.problem(loc, text) for loc, text in _misfits(config, made)]
+    problems += _inexact_prices(config, models)
     if problems:
         raise ConfigError(sorted(problems, key=lambda problem: problem.line))
     plugins = tuple(plugin for _, plugin in made)
     routes = [route for route in Route if route is not Route.CHAT_COMPLETIONS or _translator(plugins) is not None]
     return Pipeline(plugins, {route: compile_chain(route, plugins, config.server.plugin_timeout) for route in routes})
+
+
+def _inexact_prices(config: Config, models: ModelTable) -> Iterator[Problem]:
+    for number, model in enumerate(models):
+        try:
+            unit_prices(model.price)
+        except ValueError as error:
+            yield config.source.problem(("models", number, "price"), str(error))
 
 
 def _checked(

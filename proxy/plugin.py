@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from proxy.exchange import Exchange
     from proxy.limits import Limiter
     from proxy.models import ModelTable
-    from proxy.store import Ledger
+    from proxy.store.store import Store
 
 Format = Literal["openai", "messages"]
 Sees = Literal["openai", "messages", "either"]
@@ -64,7 +64,7 @@ class Services:
 
     models: ModelTable
     limiter: Limiter
-    ledger: Ledger
+    store: Store
     session: ClientSession
     """For requests of the plugin's own. It carries no key and keeps no cookies."""
 
@@ -101,6 +101,11 @@ class Plugin:
 
     def pages(self) -> Mapping[str, Any]:
         """GETs that it adds to the public listener, for which no key is asked: path to JSON value."""
+        return {}
+
+    def describe(self) -> Mapping[str, Any]:
+        """What it adds to ``GET /openapi.yaml``: an OpenAPI 3.1 fragment (``paths``, ``components``), laid over the
+        engine's. A page that isn't described stands there without details."""
         return {}
 
     async def start(self, services: Services) -> None:

@@ -6,24 +6,25 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-import orjson
 import structlog
 from aiohttp import web
 
 from proxy.background import Background
-from proxy.catalogue import catalogue, messages_model, messages_page, openai_list, openai_model
+from proxy.catalogue import catalogue
 from proxy.config import Server
 from proxy.dialects import Dialect
 from proxy.edge import is_preflight, preflight_answer
-from proxy.endpoints import Endpoint, below, find, is_openai, not_found
-from proxy.errors import GatewayError, Kind, internal, refused
-from proxy.exchange import Exchange, model_not_found
+from proxy.endpoints import Endpoint, find, is_openai, not_found
+from proxy.errors import GatewayError, Kind, internal
+from proxy.exchange import Exchange
 from proxy.handler import DIALECTS, Handler, Rim
 from proxy.headers import answer_headers, error_headers
 from proxy.loading import Pipeline
-from proxy.models import Model, ModelTable
-from proxy.pipeline import Passage
-from proxy.plugin import Outcome, Route
+from proxy.models import ModelTable
+from proxy.openapi import as_yaml, document
+from proxy.openapi.operations import YAML
+from proxy.pages import Pages, json_answer
+from proxy.plugin import Route, Services
 from proxy.upstream.deployments import Deployments
 
 _log = structlog.get_logger("ezat.server")
@@ -39,15 +40,26 @@ class Public:
         pipeline: Pipeline,
         deployments: Deployments,
         tasks: Background,
+        services: Services,
         is_ready: Callable[[], bool],
     ) -> None:
         self._settings = settings
         self._models = models
         self._pipeline = pipeline
         self._tasks = tasks
+        self._services = services
         self._is_ready = is_ready
         self._base = settings.base_path
-        self._endpoints = {self._base + path: methods for path, methods in self._table(deployments).items()}
+        table = self._table(deployments)
+        self._endpoints = {self._base + path: methods for path, methods in table.items()}
+        self._description = as_yaml(
+            document(
+                {path: methods for path, methods in table.items() if _switched_off not in methods.values()},
+                pipeline.plugins,
+                base_path=self._base,
+                asks_for_key=any(plugin.authenticates for plugin in pipeline.plugins),
+            )
+        )
 
     def _table(self, deployments: Deployments) -> dict[str, dict[str, Endpoint]]:
         settings = self._settings
@@ -65,6 +77,7 @@ class Public:
             "/healthz": self._alive,
             "/readyz": self._ready,
             "/api/models": self._catalogue,
+            "/openapi.yaml": self._described,
         }
         pages = [
             (path, self._page(value)) for plugin in self._pipeline.plugins for path, value in plugin.pages().items()
@@ -73,10 +86,7 @@ class Public:
             "/v1/messages": {"POST": exchange(Route.MESSAGES, messages)},
             "/v1/messages/count_tokens": {"POST": exchange(Route.COUNT_TOKENS, messages)},
             "/openai/v1/chat/completions": {"POST": exchange(Route.CHAT_COMPLETIONS, openai)},
-            "/v1/models": {"GET": self._messages_models},
-            "/v1/models/": {"GET": self._messages_model},
-            "/openai/v1/models": {"GET": self._openai_models},
-            "/openai/v1/models/": {"GET": self._openai_model},
+            **Pages(self._pipeline.chains[Route.MODELS], self._services, self._base).table(),
             **{path: {"GET": endpoint, "HEAD": endpoint} for path, endpoint in (*keyless.items(), *pages)},
         }
 
@@ -126,46 +136,9 @@ class Public:
     async def _catalogue(self, request: web.Request) -> web.Response:
         return self._json(request, catalogue(self._models))
 
-    async def _openai_models(self, request: web.Request) -> web.Response:
-        return self._json(request, openai_list(await self._visible(request)))
-
-    async def _openai_model(self, request: web.Request) -> web.Response:
-        return self._json(
-            request, openai_model(await self._one(request, below(request, self._base + "/openai/v1/models/")))
-        )
-
-    async def _messages_model(self, request: web.Request) -> web.Response:
-        return self._json(request, messages_model(await self._one(request, below(request, self._base + "/v1/models/"))))
-
-    async def _messages_models(self, request: web.Request) -> web.Response:
-        query = request.rel_url.query
-        models = await self._visible(request)
-        try:
-            limit = int(query.get("limit", "20")) if query.get("limit", "20").isdecimal() else 0
-            page = messages_page(models, limit, query.get("after_id"), query.get("before_id"))
-        except ValueError as error:
-            name, _, text = str(error).partition(": ")
-            raise refused(name, text) from None
-        return self._json(request, page)
-
-    async def _visible(self, request: web.Request) -> list[Model]:
-        """The models that the key may use. Raises GatewayError where it may not come in."""
-        exchange = Exchange(Route.MODELS, request.headers, self._models)
-        passage = Passage(self._pipeline.chains[Route.MODELS], exchange)
-        outcome = Outcome.FAILED
-        try:
-            await passage.headers()
-            outcome = Outcome.COMPLETED
-        finally:
-            passage.close(outcome)
-        return self._models.visible(exchange.key.models if exchange.key is not None else None)
-
-    async def _one(self, request: web.Request, name: str) -> Model:
-        visible = await self._visible(request)
-        model = self._models.find(name)
-        if model is None or model not in visible:
-            raise model_not_found(name)
-        return model
+    async def _described(self, request: web.Request) -> web.Response:
+        headers = {**answer_headers(Exchange(Route.MODELS, request.headers, self._models)), "content-type": YAML}
+        return web.Response(body=self._description, headers=headers)
 
     def _page(self, value: Any) -> Endpoint:
         async def page(request: web.Request) -> web.Response:
@@ -174,9 +147,7 @@ class Public:
         return page
 
     def _json(self, request: web.Request, value: Any, status: int = 200) -> web.Response:
-        exchange = Exchange(Route.MODELS, request.headers, self._models)
-        headers = {**answer_headers(exchange), "content-type": "application/json"}
-        return web.Response(status=status, body=orjson.dumps(value), headers=headers)
+        return json_answer(Exchange(Route.MODELS, request.headers, self._models), value, status)
 
 
 async def _switched_off(request: web.Request) -> web.StreamResponse:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from aiohttp import web
 
 from proxy.bounded import bounded
-from proxy.document import Document
+from proxy.document import RequestDocument
 from proxy.errors import GatewayError, Kind, refused
 from proxy.exchange import Exchange
-from proxy.jsonbytes import Member, top_level
-from proxy.jsontext import Float, JsonError, decode, deeper_than
+from proxy.jsonbytes import top_level
+from proxy.jsontext import Float, JsonError, deeper_than
 from proxy.plugin import Route
 
 MOST_BYTES = 32 * 2**20
@@ -48,23 +46,6 @@ async def read_body(request: web.Request, seconds: float) -> bytes:
         raise GatewayError(Kind.INVALID_REQUEST, f"the body did not arrive within {seconds:g} seconds") from None
     except (web.RequestPayloadError, web.HTTPException, ValueError):
         raise GatewayError(Kind.INVALID_REQUEST, "the body could not be read") from None
-
-
-class RequestDocument(Document):
-    """A client's body: its bytes, and where its top-level members stand in them."""
-
-    __slots__ = ("members",)
-
-    def __init__(self, raw: bytes, members: list[Member]) -> None:
-        super().__init__(raw=raw)
-        self.members = members
-
-    def value(self, name: str) -> Any:
-        """The value of one top-level member, None where it is missing; the rest stays unread."""
-        for member in self.members:
-            if member.key == name:
-                return decode((self.unchanged or b"")[member.at : member.end])
-        return None
 
 
 def parse(raw: bytes, route: Route) -> RequestDocument:

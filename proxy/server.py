@@ -11,22 +11,28 @@ from aiohttp import web
 from aiohttp.http_parser import HttpRequestParser
 
 from proxy.background import Background
-from proxy.config import Config
+from proxy.config import DEMO, LOCAL_LLM, Config
 from proxy.demo import DemoUpstream
 from proxy.edge import cors
-from proxy.limits import MemoryLimiter
+from proxy.errors import CannotStart
+from proxy.limits import Limiter, open_limiter
 from proxy.loading import Pipeline
+from proxy.local_llm import LocalLlm
 from proxy.models import ModelTable
 from proxy.plugin import Plugin, Services
 from proxy.public import Public
 from proxy.reading import MOST_BYTES
-from proxy.store.memory import MemoryLedger
+from proxy.store.database import StoreInUse
+from proxy.store.store import Store
+from proxy.store.writer import StoreDown
 from proxy.upstream.client import Timeouts, Upstream, UpstreamClient
 from proxy.upstream.deployments import Deployments
 
 _log = structlog.get_logger("ezat.server")
 LINGER = 2.0
 """Seconds for what is still to be recorded when the last request has ended."""
+_CLASS_OF_WORD: Mapping[str, type[DemoUpstream | LocalLlm]] = {DEMO: DemoUpstream, LOCAL_LLM: LocalLlm}
+"""The upstreams that run with the gateway, under the words that stand for their base URLs."""
 
 
 class Gateway:
@@ -37,8 +43,9 @@ class Gateway:
         self._models = models
         self._pipeline = pipeline
         self._tasks = Background()
-        self._ledger = MemoryLedger()
-        self._demo: DemoUpstream | None = None
+        self._store: Store | None = None
+        self._limiter: Limiter | None = None
+        self._built_in: dict[str, DemoUpstream | LocalLlm] = {}
         self._client: UpstreamClient | None = None
         self._plugin_session: aiohttp.ClientSession | None = None
         self._started: list[Plugin] = []
@@ -48,7 +55,7 @@ class Gateway:
         """The port that it listens on, once started."""
 
     async def start(self) -> None:
-        """Open everything and listen. Raises OSError where the port can't be had."""
+        """Open everything and listen. Raises CannotStart, OSError where the port can't be had."""
         if not issubclass(HttpRequestParser, object) or HttpRequestParser.__module__ != "aiohttp._http_parser":
             _log.warning("aiohttp runs without its C parser: slower, and less strict")
         settings = self._config.server
@@ -57,11 +64,13 @@ class Gateway:
         )
         deployments = Deployments(await self._upstreams(), self._client, settings.first_event_timeout)
         self._plugin_session = aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar())
-        services = Services(self._models, MemoryLimiter(), self._ledger, self._plugin_session)
+        self._limiter = open_limiter(self._config.limiter)
+        self._store = await self._open_store()
+        services = Services(self._models, self._limiter, self._store, self._plugin_session)
         for plugin in self._pipeline.plugins:
             self._started.append(plugin)
             await plugin.start(services)
-        public = Public(settings, self._models, self._pipeline, deployments, self._tasks, lambda: not self._draining)
+        public = Public(settings, self._models, self._pipeline, deployments, self._tasks, services, self._is_ready)
         await self._listen(public)
 
     async def stop(self) -> None:
@@ -75,20 +84,35 @@ class Gateway:
                 await plugin.stop()
             except Exception:
                 _log.exception("plugin failed", plugin=plugin.name, hook="stop")
-        for session in (self._plugin_session, self._client, self._demo):
-            if session is not None:
-                await (session.stop() if isinstance(session, DemoUpstream) else session.close())
+        if self._store is not None:
+            await self._store.stop(LINGER)
+        for opened in (self._limiter, self._plugin_session, self._client):
+            if opened is not None:
+                await opened.close()
+        for built_in in self._built_in.values():
+            await built_in.stop()
+
+    def _is_ready(self) -> bool:
+        return not self._draining and self._store is not None and self._store.is_ready
+
+    async def _open_store(self) -> Store:
+        store = Store(self._config.store)
+        try:
+            await store.start()
+        except (StoreInUse, StoreDown) as error:
+            await store.stop(0)
+            raise CannotStart(str(error)) from error
+        return store
 
     async def _upstreams(self) -> Mapping[str, Upstream]:
         upstreams = {}
+        urls: dict[str, str] = {}
         for name, settings in self._config.upstreams.items():
-            base_url = settings.base_url
-            if settings.is_demo:
-                if self._demo is None:
-                    self._demo = DemoUpstream()
-                    self._demo_url = await self._demo.start()
-                base_url = self._demo_url
-            upstreams[name] = Upstream(name, settings, base_url)
+            word = settings.base_url
+            if word in _CLASS_OF_WORD and word not in urls:
+                self._built_in[word] = _CLASS_OF_WORD[word]()
+                urls[word] = await self._built_in[word].start()
+            upstreams[name] = Upstream(name, settings, urls.get(word, word))
         return upstreams
 
     async def _listen(self, public: Public) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from plugins.chat_completions.description import description
 from plugins.chat_completions.fields import compat
 from plugins.chat_completions.request import translate
 from plugins.chat_completions.response import message_to_completion
@@ -29,6 +30,9 @@ class ChatCompletions(Plugin):
 
     def pages(self) -> Mapping[str, Any]:
         return {"/api/compat": compat()}
+
+    def describe(self) -> Mapping[str, Any]:
+        return description()
 
     async def on_request(self, exchange: Exchange) -> OutputPlugin:
         translation = translate(exchange.body, exchange.model)

@@ -1,11 +1,13 @@
-"""What has been used and what it cost: the interface of the ledger, and its rows."""
+"""Keys, organizations, budgets and the ledger: what is kept, and the words for it.
+
+``proxy.store.store`` opens it; everything that writes goes through one thread (``proxy.store.writer``).
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from decimal import Decimal
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any
 
 
 class Exactness(Enum):
@@ -14,6 +16,8 @@ class Exactness(Enum):
     EXACT = "exact"
     ESTIMATED = "estimated"
     """The client left a stream early: its input is exact, its output estimated from the bytes of the deltas."""
+    INEXACT = "inexact"
+    """Something was used that has no price here: server tools, another service tier, speed."""
     UNKNOWN = "unknown"
     """Left before the provider gave a count: nothing is known, nothing billed."""
     FREE = "free"
@@ -22,37 +26,59 @@ class Exactness(Enum):
 
 @dataclass(frozen=True, slots=True)
 class UsageRow:
-    """One answered request. Tokens are counts; ``cost_usd`` is exact."""
+    """One answered request. Tokens are counts, ``cost`` is in units of money, ``at`` in seconds since 1970."""
 
     request_id: str
+    at: float
     key_id: str
     organization: str | None
+    end_user: str | None
     model: str
     asked_model: str
     deployment: str | None
+    stream: bool
     input: int
     cache_read: int
     cache_write_5m: int
     cache_write_1h: int
     output: int
     thinking: int
-    cost_usd: Decimal
-    exactness: Exactness
+    cost: int
+    prices: dict[str, int]
+    """What a token cost, in units."""
+    exactness: str
+    reason: str | None
+    """Why the cost isn't exact."""
     raw: dict[str, Any]
     """The provider's own usage object."""
 
 
-class Ledger(Protocol):
-    """Keeps a row for each answered request, and the sums of what was spent."""
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What a key or an organization may spend in a period, in units; a limit of None only counts."""
 
-    async def record(self, row: UsageRow) -> None:
-        """Keep a row. It is kept when this returns; a second one of the same request changes nothing."""
+    scope: str
+    """``key`` or ``organization``."""
+    name: str
+    """A key's id, an organization's name."""
+    period: str = ""
+    """Such as ``2026-11``; empty for all time."""
+    begins: float = 0.0
+    """Where the period begins, in seconds since 1970."""
+    limit: int | None = None
 
-    def record_later(self, row: UsageRow) -> None:
-        """Keep a row of a request whose client has left; nobody waits for it."""
 
-    async def spent_by_key(self, key_id: str) -> Decimal:
-        """USD that a key has spent."""
+class BudgetSpent(Exception):
+    """Nothing of a budget is left."""
 
-    async def spent_by_organization(self, organization: str) -> Decimal:
-        """USD that an organization has spent."""
+    def __init__(self, budget: Budget) -> None:
+        super().__init__(f"the budget of the {budget.scope} is used up")
+        self.budget = budget
+
+
+class BudgetReserved(Exception):
+    """What is left of a budget is reserved for requests that are being answered."""
+
+    def __init__(self, budget: Budget) -> None:
+        super().__init__(f"the budget of the {budget.scope} is reserved")
+        self.budget = budget

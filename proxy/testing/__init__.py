@@ -2,9 +2,10 @@
 
 The hooks of a plugin are called by ``ask`` and ``pass_answer``, ``pass_events``, which fail where it edits what it
 may only read. ``running_gateway`` starts a real gateway with the plugin in its list. ``ScriptedUpstream`` is a real
-upstream that answers as it is told.
+upstream that answers as it is told, ``CheckingUpstream`` one that refuses what the Messages API refuses.
 """
 
+from proxy.testing.checking import CheckingUpstream
 from proxy.testing.kit import MODEL, PluginInList, ask, make_exchange, pass_answer, pass_events, running_gateway
 from proxy.testing.scripted import (
     CUT,
@@ -19,6 +20,7 @@ from proxy.testing.scripted import (
 __all__ = [
     "CUT",
     "MODEL",
+    "CheckingUpstream",
     "PluginInList",
     "Received",
     "Reply",

@@ -118,6 +118,7 @@ async def running_gateway(
     listed = [each if isinstance(each, tuple) else (each, {}) for each in plugins]
     config = {
         "server": {"port": 0, "open": True, "admin": {"port": 0}, **(server or {})},
+        "store": "sqlite:///:memory:",
         "upstreams": {"test": {"base_url": upstream, "api_key": "upstream-secret"}},
         "models": [
             {

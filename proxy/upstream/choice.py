@@ -11,13 +11,13 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from proxy.document import RequestDocument
 from proxy.exchange import Exchange
 from proxy.jsonbytes import items
 from proxy.jsontext import decode, encode
 from proxy.marks import MARK
 from proxy.models import Deployment
 from proxy.plugin import Route
-from proxy.reading import RequestDocument
 
 _SYSTEM = ("system", "developer")
 

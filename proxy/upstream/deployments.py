@@ -13,6 +13,7 @@ from typing import TypeVar
 import structlog
 
 from proxy.answer import Answer
+from proxy.document import RequestDocument
 from proxy.errors import Kind
 from proxy.exchange import Exchange
 from proxy.jsonbytes import replaced, top_level
@@ -21,7 +22,6 @@ from proxy.marks import remove_marks, without_marks
 from proxy.models import Deployment, Model
 from proxy.plugin import Route
 from proxy.progress import Progress
-from proxy.reading import RequestDocument
 from proxy.upstream.choice import by_preference, conversation_name
 from proxy.upstream.client import Upstream, UpstreamClient
 from proxy.upstream.faults import UpstreamFault, no_messages_answer

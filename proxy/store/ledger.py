@@ -1,0 +1,201 @@
+"""What is done to the ledger and the budgets, in jobs for the writer.
+
+Rows and the sums that they change are written in one transaction, many at once, and a second row of the same request
+changes nothing. A reservation never takes more than is left; it is given back when its request is recorded or fails.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any, NamedTuple
+
+from sqlalchemy import Connection, Table, bindparam, delete, func, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+
+from proxy.store import Budget, BudgetReserved, BudgetSpent, UsageRow
+from proxy.store.schema import budgets, gateways, reservations, usage
+
+_ADD = (
+    update(budgets)
+    .where(
+        budgets.c.scope == bindparam("of_scope"),
+        budgets.c.name == bindparam("of_name"),
+        budgets.c.period == bindparam("of_period"),
+    )
+    .values(spent=budgets.c.spent + bindparam("more_spent"), reserved=budgets.c.reserved + bindparam("more_reserved"))
+)
+
+
+class Record(NamedTuple):
+    """A row, and the budgets that it is charged to."""
+
+    row: UsageRow
+    charged: Sequence[Budget]
+
+
+def record_all(connection: Connection, records: Sequence[Record]) -> list[bool]:
+    """Write rows, charge their budgets, give back what their requests had reserved; which rows were new."""
+    fresh = _insert_new(connection, usage, [asdict(each.row) for each in records], usage.c.request_id)
+    spent: Counter[Budget] = Counter()
+    for each in records:
+        if each.row.request_id in fresh:
+            for budget in each.charged:
+                spent[budget] += each.row.cost
+    missing = _missing(connection, spent)
+    for budget in missing:  # a new one counts the rows of this batch, too
+        _open(connection, budget)
+    _add(connection, [(budget, cost, 0) for budget, cost in spent.items() if cost and budget not in missing])
+    release_all(connection, [each.row.request_id for each in records])
+    return [each.row.request_id in fresh for each in records]
+
+
+Refused = BudgetSpent | BudgetReserved
+
+
+def reserve(
+    request_id: str, wanted: int, charged: Sequence[Budget], gateway: str
+) -> Callable[[Connection], int | Refused]:
+    """The job that reserves from every budget what a request may cost, never more than is left.
+
+    It gives the amount that was reserved, or why there is none: nothing is left, or only others' reservations stand
+    in the way. (A refusal is no failure of the store: raised, it would undo the whole batch.)
+    """
+
+    def job(connection: Connection) -> int | Refused:
+        limited = [budget for budget in charged if budget.limit is not None]
+        for budget in _missing(connection, limited):
+            _open(connection, budget)
+        amount = wanted
+        for budget in limited:
+            room = _room(connection, budget)
+            if not isinstance(room, int):
+                return room
+            amount = min(amount, room)
+        _add(connection, [(budget, 0, amount) for budget in limited])
+        rows = [{"request_id": request_id, "amount": amount, "gateway": gateway, **_key(budget)} for budget in limited]
+        if rows:
+            connection.execute(reservations.insert(), rows)
+        return amount
+
+    return job
+
+
+def release_all(connection: Connection, request_ids: Sequence[str]) -> None:
+    """Give back what these requests have reserved."""
+    _release_where(connection, reservations.c.request_id.in_(request_ids))
+
+
+def alive(gateway: str, now: float, stale_after: float) -> Callable[[Connection], None]:
+    """The job that says that a gateway lives, and gives back what those reserved that don't any more."""
+
+    def job(connection: Connection) -> None:
+        row = {"id": gateway, "seen_at": now}
+        if not _insert_new(connection, gateways, [row], gateways.c.id):
+            connection.execute(update(gateways).where(gateways.c.id == gateway).values(seen_at=now))
+        living = select(gateways.c.id).where((gateways.c.seen_at >= now - stale_after) | (gateways.c.id == gateway))
+        _release_where(connection, reservations.c.gateway.not_in(living))
+        connection.execute(delete(gateways).where(gateways.c.id.not_in(living)))
+
+    return job
+
+
+def gone(gateway: str) -> Callable[[Connection], None]:
+    """The job that says that a gateway ends: its reservations are given back."""
+
+    def job(connection: Connection) -> None:
+        _release_where(connection, reservations.c.gateway == gateway)
+        connection.execute(delete(gateways).where(gateways.c.id == gateway))
+
+    return job
+
+
+def reopen(scope: str, name: str) -> Callable[[Connection], None]:
+    """The job that counts anew what the periods of a budget have spent, after its limit was changed."""
+
+    def job(connection: Connection) -> None:
+        same = (budgets.c.scope == scope, budgets.c.name == name, budgets.c.period != "")
+        connection.execute(delete(budgets).where(*same, budgets.c.reserved == 0))
+
+    return job
+
+
+def spent(connection: Connection, budget: Budget) -> tuple[int, int]:
+    """What of a budget is spent and what is reserved, in units."""
+    found = connection.execute(select(budgets.c.spent, budgets.c.reserved).where(*_is(budget))).first()
+    return (int(found.spent), int(found.reserved)) if found is not None else (_counted(connection, budget), 0)
+
+
+def _insert_new(connection: Connection, table: Table, rows: list[dict[str, Any]], key: Any) -> set[Any]:
+    """Insert the rows whose keys are not there yet; the keys of these."""
+    insert: Any = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
+    statement = insert(table).on_conflict_do_nothing().returning(key)
+    return set(connection.execute(statement, rows).scalars())
+
+
+def _missing(connection: Connection, wanted: Any) -> list[Budget]:
+    """Those of the budgets that have no row yet, in a fixed order, so that two gateways don't wait for each other."""
+    in_order = sorted(wanted, key=lambda budget: (budget.scope, budget.name, budget.period))
+    if not in_order:
+        return []
+    names = {budget.name for budget in in_order}
+    known = connection.execute(
+        select(budgets.c.scope, budgets.c.name, budgets.c.period).where(budgets.c.name.in_(names))
+    )
+    there = {tuple(row) for row in known}
+    return [budget for budget in in_order if (budget.scope, budget.name, budget.period) not in there]
+
+
+def _open(connection: Connection, budget: Budget) -> None:
+    """Make a budget's row, with what the ledger knows to be spent."""
+    row = {**_key(budget), "spent": _counted(connection, budget), "reserved": 0}
+    _insert_new(connection, budgets, [row], budgets.c.name)
+
+
+def _counted(connection: Connection, budget: Budget) -> int:
+    owner = usage.c.key_id if budget.scope == "key" else usage.c.organization
+    total = select(func.coalesce(func.sum(usage.c.cost), 0)).where(owner == budget.name, usage.c.at >= budget.begins)
+    return int(connection.execute(total).scalar_one())
+
+
+def _room(connection: Connection, budget: Budget) -> int | Refused:
+    """What is neither spent nor reserved; the row is locked until the transaction ends."""
+    used, reserved = connection.execute(
+        select(budgets.c.spent, budgets.c.reserved).where(*_is(budget)).with_for_update()
+    ).one()
+    limit = budget.limit or 0
+    if used >= limit:
+        return BudgetSpent(budget)
+    if used + reserved >= limit:
+        return BudgetReserved(budget)
+    return int(limit - used - reserved)
+
+
+def _add(connection: Connection, changes: Sequence[tuple[Budget, int, int]]) -> None:
+    """Add to what is spent and what is reserved."""
+    if changes:
+        rows = [
+            {
+                "of_scope": budget.scope,
+                "of_name": budget.name,
+                "of_period": budget.period,
+                "more_spent": more_spent,
+                "more_reserved": more_reserved,
+            }
+            for budget, more_spent, more_reserved in sorted(changes, key=lambda change: change[0].name)
+        ]
+        connection.execute(_ADD, rows)
+
+
+def _key(budget: Budget) -> dict[str, str]:
+    return {"scope": budget.scope, "name": budget.name, "period": budget.period}
+
+
+def _is(budget: Budget) -> tuple[Any, ...]:
+    return (budgets.c.scope == budget.scope, budgets.c.name == budget.name, budgets.c.period == budget.period)
+
+
+def _release_where(connection: Connection, condition: Any) -> None:
+    found = connection.execute(delete(reservations).where(condition).returning(*reservations.c)).all()
+    _add(connection, [(Budget(each.scope, each.name, each.period), 0, -each.amount) for each in found])
