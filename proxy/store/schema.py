@@ -56,6 +56,7 @@ usage = Table(
     metadata,
     Column("request_id", String(64), primary_key=True),
     Column("at", Float, nullable=False),
+    Column("day", Integer, nullable=False),  # days since 1970, UTC
     Column("key_id", String(160), nullable=False),
     Column("organization", String(128)),
     Column("end_user", Text),

@@ -76,6 +76,7 @@ def upgrade() -> None:
         "usage",
         sa.Column("request_id", sa.String(length=64), nullable=False),
         sa.Column("at", sa.Float(), nullable=False),
+        sa.Column("day", sa.Integer(), nullable=False),
         sa.Column("key_id", sa.String(length=160), nullable=False),
         sa.Column("organization", sa.String(length=128), nullable=True),
         sa.Column("end_user", sa.Text(), nullable=True),
