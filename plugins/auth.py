@@ -72,9 +72,9 @@ class KeySettings(Settings):
 class AuthSettings(Settings):
     """The keys and organizations of the YAML."""
 
-    organizations: list[OrganizationSettings] = []
+    organizations: list[OrganizationSettings] = Field(default_factory=list)
     """The organizations that keys belong to."""
-    keys: list[KeySettings] = []
+    keys: list[KeySettings] = Field(default_factory=list)
     """The keys."""
 
     @model_validator(mode="after")
@@ -154,6 +154,7 @@ class Auth(Plugin):
     """Judges the key before the body is read."""
 
     name: ClassVar[str] = "auth"
+    opens_leaves: ClassVar[bool] = False
     authenticates: ClassVar[bool] = True
     Settings = AuthSettings
     settings: AuthSettings

@@ -19,6 +19,7 @@ class CacheBreakpoints(Plugin):
     """Sets two cache breakpoints in requests that have none of their own."""
 
     name: ClassVar[str] = "cache_breakpoints"
+    opens_leaves: ClassVar[bool] = False
     routes: ClassVar[frozenset[Route]] = frozenset({Route.CHAT_COMPLETIONS})
     sees: ClassVar[Sees] = "messages"
 

@@ -16,6 +16,7 @@ class FieldRefusal(Plugin):
     """Refuses Chat Completions requests that ask for what no answer can give."""
 
     name: ClassVar[str] = "field_refusal"
+    opens_leaves: ClassVar[bool] = False
     routes: ClassVar[frozenset[Route]] = frozenset({Route.CHAT_COMPLETIONS})
     sees: ClassVar[Sees] = "openai"
 

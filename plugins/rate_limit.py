@@ -23,6 +23,7 @@ class RateLimit(Plugin):
     """Limits requests and input tokens per minute, and parallel requests, per key and organization."""
 
     name: ClassVar[str] = "rate_limit"
+    opens_leaves: ClassVar[bool] = False
     _limiter: Limiter
 
     async def start(self, services: Services) -> None:

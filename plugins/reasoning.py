@@ -20,6 +20,7 @@ class Reasoning(Plugin):
     """Sends reasoning_effort on as effort and adaptive thinking."""
 
     name: ClassVar[str] = "reasoning"
+    opens_leaves: ClassVar[bool] = False
     routes: ClassVar[frozenset[Route]] = frozenset({Route.CHAT_COMPLETIONS})
     sees: ClassVar[Sees] = "messages"
 

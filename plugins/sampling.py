@@ -20,6 +20,7 @@ class Sampling(Plugin):
     """Sends temperature and top_p on to the models that take them."""
 
     name: ClassVar[str] = "sampling"
+    opens_leaves: ClassVar[bool] = False
     routes: ClassVar[frozenset[Route]] = frozenset({Route.CHAT_COMPLETIONS})
     sees: ClassVar[Sees] = "messages"
 

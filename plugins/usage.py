@@ -39,6 +39,7 @@ class Usage(Plugin):
     """Keeps budgets, and a row in the ledger for each answered request."""
 
     name: ClassVar[str] = "usage"
+    opens_leaves: ClassVar[bool] = False
     routes: ClassVar[frozenset[Route]] = frozenset({Route.CHAT_COMPLETIONS, Route.MESSAGES})
     completes: ClassVar[bool] = True
     completes_last: ClassVar[bool] = True

@@ -46,6 +46,10 @@ class Document:
         """The bytes that came, unless somebody changed the value."""
         return self._raw
 
+    def reread(self) -> Document:
+        """The same value, as it came, with nothing in common that could be edited."""
+        return Document(raw=self.encoded())
+
     def encoded(self) -> bytes:
         """The bytes to send on: those that came where nothing was changed."""
         return encode(self._data) if self._raw is None else self._raw
@@ -59,6 +63,9 @@ class RequestDocument(Document):
     def __init__(self, raw: bytes, members: list[Member]) -> None:
         super().__init__(raw=raw)
         self.members = members
+
+    def reread(self) -> RequestDocument:
+        return RequestDocument(self.encoded(), self.members)
 
     def value(self, name: str) -> Any:
         """The value of one top-level member, None where it is missing; the rest stays unread."""

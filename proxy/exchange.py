@@ -35,6 +35,9 @@ class Limits:
     parallel_requests: int | None = None
 
 
+NO_LIMITS = Limits()
+
+
 @dataclass(frozen=True, slots=True)
 class Key:
     """Who asks. Set by the plugin that authenticates. Money is in units (``proxy.store.money``)."""
@@ -44,8 +47,8 @@ class Key:
     organization: str | None = None
     models: frozenset[str] | None = None
     """Canonical ids of the models that it may use; None: all."""
-    limits: Limits = Limits()
-    organization_limits: Limits = Limits()
+    limits: Limits = NO_LIMITS
+    organization_limits: Limits = NO_LIMITS
     spend_limit: int | None = None
     spend_period: Literal["day", "week", "month"] | None = None
     """None: the limit is for all time."""
@@ -74,9 +77,9 @@ class Exchange:
         "client_document",
         "created",
         "deployment",
-        "dry_run",
         "id",
         "ignored",
+        "keeps_apart",
         "key",
         "model_or_none",
         "path_of",
@@ -120,8 +123,8 @@ class Exchange:
         """Where the request went, once that is chosen."""
         self.path_of: Callable[[str], str | None] | None = None
         """Translators: from a path in the translated body to the client's own."""
-        self.dry_run = False
-        """``on_send`` and the upstream are left out."""
+        self.keeps_apart = False
+        """Whether ``client_body`` shares nothing with what a translator puts in its place; for the engine."""
         self.billed = True
         """False where a plugin answered by itself and said that it cost nothing."""
         self._headers: CIMultiDictProxy[str] | None = None
@@ -194,6 +197,8 @@ class Exchange:
     def replace(self, body: dict[str, Any]) -> None:
         """Put another request in its place."""
         self._document = Document(body)
+        if self.keeps_apart:  # a fresh one, parsed again if somebody looks
+            self.client_document = self.client_document.reread()
 
     @property
     def document(self) -> Document:

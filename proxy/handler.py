@@ -24,7 +24,7 @@ from proxy.errors import GatewayError, PluginFault, internal
 from proxy.exchange import Exchange
 from proxy.headers import answer_headers, error_headers
 from proxy.models import ModelTable
-from proxy.own_answers import events_of, fill
+from proxy.own_answers import events_of, filled
 from proxy.pipeline import Chain, Passage
 from proxy.plugin import Outcome, Route
 from proxy.progress import Progress
@@ -141,7 +141,7 @@ class _Run:
         if answer is None:
             answer = await self._whole()
         else:
-            fill(answer, DIALECTS[passage.format], exchange)
+            answer = filled(answer, DIALECTS[passage.format], exchange)
             if passage.format == "messages":
                 exchange.usage.take(answer.data.get("usage"))
         if exchange.route is not Route.COUNT_TOKENS:
@@ -219,9 +219,22 @@ class _Run:
     async def _complete(self) -> None:
         """Record the answer. From here on, a client that leaves changes nothing."""
         if self._passage.completes:
-            await asyncio.shield(self._handler._tasks.spawn(self._passage.complete()))
+            completing = self._handler._tasks.spawn(self._passage.complete())
+            try:
+                await asyncio.shield(completing)
+            except asyncio.CancelledError:
+                completing.add_done_callback(self._log_late_failure)
+                raise
         else:
             self._passage.close(Outcome.COMPLETED)
+
+    def _log_late_failure(self, completing: asyncio.Task[None]) -> None:
+        """The client has left, and its answer could not be recorded: nobody is told but the log."""
+        error = None if completing.cancelled() else completing.exception()
+        if isinstance(error, PluginFault):
+            log_fault(error, self._exchange)
+        elif error is not None:
+            _log.error("an answer could not be recorded", request_id=self._exchange.id, error=str(error))
 
     def _leave(self, source: MessageStream) -> None:
         if self._passage.outcome is Outcome.COMPLETED and not source.at_end:
@@ -233,13 +246,7 @@ class _Run:
         """The error, in the one way or the other."""
         exchange, dialect = self._exchange, self._handler._dialect
         if isinstance(error, PluginFault):
-            _log.error(
-                "plugin failed",
-                plugin=error.plugin,
-                hook=error.hook,
-                request_id=exchange.id,
-                exc_info=error.__cause__,
-            )
+            log_fault(error, exchange)
         elif isinstance(error, UpstreamFault) and exchange.path_of is not None:
             error.param = error.param or client_path(error.message, exchange.path_of)
         self._status = dialect.wording(error.kind).status
@@ -279,3 +286,8 @@ class _Run:
             output=usage.output,
             seconds=round(time.monotonic() - exchange.started, 3),
         )
+
+
+def log_fault(error: PluginFault, exchange: Exchange) -> None:
+    """Name the plugin that broke, and where."""
+    _log.error("plugin failed", plugin=error.plugin, hook=error.hook, request_id=exchange.id, exc_info=error.__cause__)

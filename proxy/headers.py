@@ -10,6 +10,7 @@ from proxy.upstream.faults import USUAL_RETRY_AFTER
 
 MOST_NAMES = 32
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 WAITING = (Kind.RATE_LIMIT, Kind.UNAVAILABLE, Kind.OVERLOADED)
 """The errors that say how long to wait."""
 
@@ -25,7 +26,8 @@ def answer_headers(exchange: Exchange) -> dict[str, str]:
     if exchange.adjusted:
         headers["x-ezat-adjusted"] = ", ".join(f"{name}={value}" for name, value in exchange.adjusted.items())
     for name, value in exchange.answer_headers.items():
-        headers[name] = "".join(letter if letter.isprintable() else " " for letter in value)
+        if _TOKEN.fullmatch(name):
+            headers[name] = "".join(letter if letter.isprintable() else " " for letter in str(value))
     return headers
 
 

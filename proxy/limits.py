@@ -8,6 +8,7 @@ out, so that a gateway that dies gives its places back.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import time
 from collections import Counter
@@ -182,10 +183,8 @@ class RedisPlaces:
         await self._redis.aclose()
 
     async def _remove(self, name: str, request_id: str) -> None:
-        try:
+        with contextlib.suppress(RedisError, OSError, TimeoutError):  # then the lease runs out
             await self._redis.zrem(f"{PREFIX}:places:{name}", request_id)
-        except (RedisError, OSError, TimeoutError):
-            pass  # the lease runs out
 
     async def _renew(self) -> None:
         while True:

@@ -63,9 +63,10 @@ def build(config: Config, models: ModelTable, bundled: Bundled) -> Pipeline:
         cls, settings, wrong = _checked(entry, config.source, bundled)
         problems += wrong
         if cls is not None and settings is not None and entry.enabled:
-            plugin = cls(settings)
-            made.append((entry, plugin))
-            problems += [config.source.problem((*entry.loc, *path), text) for path, text in plugin.problems(models)]
+            plugin, told = _made(cls, settings, models)
+            problems += [config.source.problem((*entry.loc, *path), text) for path, text in told]
+            if plugin is not None:
+                made.append((entry, plugin))
     problems += [config.source.problem(loc, text) for loc, text in _misfits(config, made)]
     problems += _inexact_prices(config, models)
     if problems:
@@ -73,6 +74,18 @@ def build(config: Config, models: ModelTable, bundled: Bundled) -> Pipeline:
     plugins = tuple(plugin for _, plugin in made)
     routes = [route for route in Route if route is not Route.CHAT_COMPLETIONS or _translator(plugins) is not None]
     return Pipeline(plugins, {route: compile_chain(route, plugins, config.server.plugin_timeout) for route in routes})
+
+
+def _made(
+    cls: type[Plugin], settings: BaseModel, models: ModelTable
+) -> tuple[Plugin | None, list[tuple[tuple[str | int, ...], str]]]:
+    """The plugin, and what is wrong with it."""
+    try:
+        plugin = cls(settings)
+        tuple(plugin.needs())
+        return plugin, list(plugin.problems(models))
+    except Exception as error:
+        return None, [((), f"can't be made: {type(error).__name__}: {error}")]
 
 
 def _inexact_prices(config: Config, models: ModelTable) -> Iterator[Problem]:

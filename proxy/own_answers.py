@@ -1,4 +1,7 @@
-"""An answer that did not come as it was asked for: a plugin's own, or a whole one where a stream was wanted."""
+"""An answer that did not come as it was asked for: a plugin's own, or a whole one where a stream was wanted.
+
+What a plugin gave stays as it is: it may give the same to many.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +13,17 @@ from proxy.document import Event
 from proxy.exchange import Exchange
 
 
-def fill(answer: Answer, dialect: Dialect, exchange: Exchange) -> None:
-    """Give the answer its ``data``, in the format of the dialect."""
+def filled(answer: Answer, dialect: Dialect, exchange: Exchange) -> Answer:
+    """A whole answer with its ``data``, in the format of the dialect."""
     if answer.words is not None:
-        answer.replace(dialect.answer_of_text(answer.words, exchange))
-    elif answer.events is not None:
-        answer.replace(dialect.answer_of(answer.events, exchange))
+        return Answer(dialect.answer_of_text(answer.words, exchange), billed=answer.billed)
+    if answer.events is not None:
+        return Answer(dialect.answer_of(answer.events, exchange), billed=answer.billed)
+    return Answer(raw=answer.encoded(), billed=answer.billed)
 
 
 def events_of(answer: Answer, dialect: Dialect, exchange: Exchange) -> Sequence[Event]:
     """The events that the answer is streamed as."""
-    if answer.events is None:
-        fill(answer, dialect, exchange)
-        answer.events = dialect.events_of(answer.data, exchange)
-    return answer.events
+    if answer.events is not None:
+        return [Event(event.kind, raw=event.encoded()) for event in answer.events]
+    return dialect.events_of(filled(answer, dialect, exchange).data, exchange)

@@ -52,6 +52,8 @@ class Chain:
     headers: tuple[Hook, ...]
     requests: tuple[Hook, ...]
     sends: tuple[Hook, ...]
+    opens_leaves: bool
+    """Whether a plugin may edit what a translator hands on unopened: then it must not be the client's own."""
     timeout: float
     """Seconds for each ``on_headers``, ``on_request`` and ``on_answer``."""
 
@@ -59,6 +61,15 @@ class Chain:
 def defines(value: object, base: type, method: str) -> bool:
     """Whether a class defines a method itself, rather than inheriting the empty one."""
     return getattr(type(value), method) is not getattr(base, method)
+
+
+def blamed(plugin: str, hook: str, error: BaseException) -> BaseException:
+    """What a plugin's exception becomes. A cancellation that nobody asked this task for is the plugin's own bug: it
+    awaited something that was cancelled, and its client is still there."""
+    task = asyncio.current_task()
+    if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+        return error
+    return PluginFault(plugin, hook, error)
 
 
 def compile_chain(route: Route, plugins: Iterable[Plugin], timeout: float) -> Chain:
@@ -72,7 +83,13 @@ def compile_chain(route: Route, plugins: Iterable[Plugin], timeout: float) -> Ch
                 found.append(Hook(plugin, getattr(plugin, name), spoken))
         spoken = plugin.turns_into or spoken
     return Chain(
-        route, concerned, tuple(hooks["on_headers"]), tuple(hooks["on_request"]), tuple(hooks["on_send"]), timeout
+        route,
+        concerned,
+        tuple(hooks["on_headers"]),
+        tuple(hooks["on_request"]),
+        tuple(hooks["on_send"]),
+        any(plugin.opens_leaves for plugin in concerned),
+        timeout,
     )
 
 
@@ -98,6 +115,7 @@ class Passage:
 
     async def request(self) -> Answer | None:
         """Every ``on_request``; the answer of the plugin that gave one. Raises GatewayError."""
+        self._exchange.keeps_apart = self._chain.opens_leaves
         answer = await self._run(self._chain.requests, "on_request")
         self._event_hooks = tuple(
             EventHook(name, output.on_event, output.events)
@@ -113,8 +131,8 @@ class Passage:
                 await hook.call(self._exchange)
             except GatewayError:
                 raise
-            except Exception as error:
-                raise PluginFault(hook.plugin.name, "on_send", error) from error
+            except (Exception, asyncio.CancelledError) as error:
+                raise blamed(hook.plugin.name, "on_send", error) from error
 
     async def _run(self, hooks: tuple[Hook, ...], name: str) -> Answer | None:
         if not hooks:
@@ -131,8 +149,8 @@ class Passage:
                 self._open(hook.plugin, result)
         except GatewayError:
             raise
-        except Exception as error:
-            raise PluginFault(hook.plugin.name, name, error) from error
+        except (Exception, asyncio.CancelledError) as error:
+            raise blamed(hook.plugin.name, name, error) from error
         return None
 
     def _open(self, plugin: Plugin, output: OutputPlugin) -> None:
@@ -147,11 +165,12 @@ class Passage:
         name = ""
         try:
             for name, output in self._outputs:
-                await bounded(output.on_answer(answer), self._chain.timeout)
+                if defines(output, OutputPlugin, "on_answer"):
+                    await bounded(output.on_answer(answer), self._chain.timeout)
         except GatewayError:
             raise
-        except Exception as error:
-            raise PluginFault(name, "on_answer", error) from error
+        except (Exception, asyncio.CancelledError) as error:
+            raise blamed(name, "on_answer", error) from error
 
     def event(self, event: Event) -> Sequence[Event]:
         """One event passes every output that wants its kind. Raises GatewayError."""
@@ -163,6 +182,8 @@ class Passage:
                     only = events[0]
                     if kinds is None or only.kind in kinds:
                         events = call(only)
+                        if type(events) is not tuple and type(events) is not list:
+                            events = tuple(events)  # a generator, or nothing that holds events
                 else:
                     events = [
                         passed
@@ -171,8 +192,8 @@ class Passage:
                     ]
         except GatewayError:
             raise
-        except Exception as error:
-            raise PluginFault(name, "on_event", error) from error
+        except (Exception, asyncio.CancelledError) as error:
+            raise blamed(name, "on_event", error) from error
         return events
 
     @property
@@ -193,12 +214,13 @@ class Passage:
         try:
             async with asyncio.timeout(COMPLETE_TIMEOUT):
                 for name, output in self._outputs:
-                    await output.on_complete()
+                    if defines(output, OutputPlugin, "on_complete"):
+                        await output.on_complete()
             outcome = Outcome.COMPLETED
         except GatewayError:
             raise
-        except Exception as error:
-            raise PluginFault(name, "on_complete", error) from error
+        except (Exception, asyncio.CancelledError) as error:
+            raise blamed(name, "on_complete", error) from error
         finally:
             self._completing = False
             self.close(outcome)
@@ -210,6 +232,8 @@ class Passage:
         self._closed = True
         self.outcome = outcome
         for name, output in self._outputs:
+            if not defines(output, OutputPlugin, "on_close"):
+                continue
             try:
                 output.on_close(outcome)
             except Exception:

@@ -82,6 +82,9 @@ class Plugin:
     """For translators: the format of the body behind it."""
     authenticates: ClassVar[bool] = False
     """Whether it sets ``exchange.key``. Without such a plugin the server starts only with ``server.open: true``."""
+    opens_leaves: ClassVar[bool] = True
+    """Whether it may edit leaves of the body in place: tool schemas, arguments, a schema of the answer. A translator
+    hands them on unopened, so that they are the client's own too; where no plugin opens them, that needs no copy."""
     completes: ClassVar[bool] = False
     """Whether its output has an ``on_complete``; one that isn't announced here is refused."""
     completes_last: ClassVar[bool] = False
@@ -124,7 +127,7 @@ class Plugin:
     async def on_send(self, exchange: Exchange) -> None:
         """After every ``on_request``, in the order of the list: what takes from a budget or reaches out.
 
-        It has no time limit but its own, and is left out where the exchange is a ``dry_run`` or a plugin answered.
+        It has no time limit but its own, and is left out where a plugin answered.
         """
 
 
@@ -135,7 +138,7 @@ class OutputPlugin:
     """The kinds of events that it wants; None: all. The rest pass by it as bytes."""
 
     async def on_answer(self, answer: Answer) -> None:
-        """A whole answer passes by. Change it by ``answer.change()`` or ``answer.replace(…)``."""
+        """A whole answer passes by, but for the count of ``count_tokens``. Change it by ``answer.change()`` or ``answer.replace(…)``."""
 
     def on_event(self, event: Event) -> Sequence[Event]:
         """One event of a stream passes by. Return what goes on: usually ``[event]``, ``[]`` to drop it."""

@@ -15,9 +15,9 @@ from proxy.config import Server
 from proxy.dialects import Dialect
 from proxy.edge import is_preflight, preflight_answer
 from proxy.endpoints import Endpoint, find, is_openai, not_found
-from proxy.errors import GatewayError, Kind, internal
+from proxy.errors import GatewayError, Kind, PluginFault, internal
 from proxy.exchange import Exchange
-from proxy.handler import DIALECTS, Handler, Rim
+from proxy.handler import DIALECTS, Handler, Rim, log_fault
 from proxy.headers import answer_headers, error_headers
 from proxy.loading import Pipeline
 from proxy.models import ModelTable
@@ -115,6 +115,8 @@ class Public:
 
     def _refusal(self, request: web.Request, error: GatewayError) -> web.Response:
         exchange = Exchange(Route.MODELS, request.headers, self._models)
+        if isinstance(error, PluginFault):
+            log_fault(error, exchange)
         dialect = DIALECTS["openai" if is_openai(request.path.removeprefix(self._base)) else "messages"]
         return web.Response(
             status=dialect.wording(error.kind).status,

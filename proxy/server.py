@@ -69,7 +69,11 @@ class Gateway:
         services = Services(self._models, self._limiter, self._store, self._plugin_session)
         for plugin in self._pipeline.plugins:
             self._started.append(plugin)
-            await plugin.start(services)
+            try:
+                await plugin.start(services)
+            except Exception:
+                _log.exception("plugin failed", plugin=plugin.name, hook="start")
+                raise
         public = Public(settings, self._models, self._pipeline, deployments, self._tasks, services, self._is_ready)
         await self._listen(public)
 

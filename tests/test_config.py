@@ -9,8 +9,9 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 from pydantic import BaseModel, Field
 
+from proxy.checking import check
 from proxy.config import Config, Server, UpstreamSettings, load
-from proxy.yaml_source import ConfigError, Problem, check, read
+from proxy.yaml_source import ConfigError, Problem, read
 
 REPOSITORY = Path(__file__).parents[1]
 CONFORMANCE = REPOSITORY / "tests" / "conformance" / "config.yaml"

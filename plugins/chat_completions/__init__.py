@@ -24,6 +24,7 @@ class ChatCompletions(Plugin):
     """Translates Chat Completions to Messages, and the answer back."""
 
     name: ClassVar[str] = "chat_completions"
+    opens_leaves: ClassVar[bool] = False
     routes: ClassVar[frozenset[Route]] = frozenset({Route.CHAT_COMPLETIONS})
     sees: ClassVar[Sees] = "openai"
     turns_into: ClassVar[Format] = "messages"

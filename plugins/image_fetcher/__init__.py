@@ -27,6 +27,7 @@ class ImageFetcher(Plugin):
     """Downloads the images that a request gives by URL."""
 
     name: ClassVar[str] = "image_fetcher"
+    opens_leaves: ClassVar[bool] = False
     routes: ClassVar[frozenset[Route]] = frozenset({Route.CHAT_COMPLETIONS})
     sees: ClassVar[Sees] = "messages"
     Settings = ImageFetcherSettings

@@ -140,14 +140,14 @@ class GuardedResolver(AbstractResolver):
 def own_resolver(nameservers: Sequence[str] | None = None) -> AbstractResolver:
     """A resolver that shares nothing with that of the upstreams, so that slow names of image hosts delay nobody else.
 
-    A bare name is looked up as it stands, never within the machine's search domain. ``nameservers`` are asked instead
-    of the system's.
+    A bare name is looked up as it stands, never within the machine's search domain. An answer may be kept for as long as
+    its owner says, no longer; that is c-ares's own doing. ``nameservers`` are asked instead of the system's.
     """
     return AsyncResolver(nameservers=nameservers, flags=ARES_FLAG_NOSEARCH | ARES_FLAG_EDNS)
 
 
 def guarded_connector(guard: Guard, resolver: AbstractResolver, tls: SSLContext, per_host: int) -> TCPConnector:
-    """A connector that asks the guard before each connection. It reuses none and remembers no names."""
+    """A connector that asks the guard before each connection. It reuses no connection and remembers no name."""
     return TCPConnector(
         resolver=GuardedResolver(guard, resolver),
         socket_factory=guard.socket_for,

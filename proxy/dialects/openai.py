@@ -52,7 +52,8 @@ class OpenAI:
     def frame(self, event: Event, exchange: Exchange) -> bytes:
         raw = event.unchanged
         if raw is None:  # made or changed by a plugin
-            raw = encode({**_envelope(exchange, "chat.completion.chunk"), **event.data})
+            usage = {"usage": None} if wants_usage(exchange) else {}
+            raw = encode({**_envelope(exchange, "chat.completion.chunk"), **usage, **event.data})
         return b"data: %b\n\n" % raw
 
     def answer_of_text(self, words: str, exchange: Exchange) -> dict[str, Any]:
@@ -101,8 +102,7 @@ class Chunks:
     __slots__ = ("_end", "_head", "_plain_end", "_start", "with_usage")
 
     def __init__(self, exchange: Exchange) -> None:
-        options = exchange.client_body.get("stream_options")
-        self.with_usage = isinstance(options, Mapping) and options.get("include_usage") is True
+        self.with_usage = wants_usage(exchange)
         self._head = encode(_envelope(exchange, "chat.completion.chunk"))[:-1]
         self._start = self._head + b',"choices":[{"index":0,"delta":'
         self._end = b',"usage":null}' if self.with_usage else b"}"
@@ -137,6 +137,12 @@ class Chunks:
 
     def _delta(self, kind: str, delta: bytes) -> Event:
         return Event(kind, raw=b"".join((self._start, delta, self._plain_end)))
+
+
+def wants_usage(exchange: Exchange) -> bool:
+    """Whether the client asked for the usage of its stream."""
+    options = exchange.client_body.get("stream_options")
+    return isinstance(options, Mapping) and options.get("include_usage") is True
 
 
 def completion(exchange: Exchange, message: dict[str, Any], finish_reason: str, usage: Usage) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from sqlalchemy import Connection, select
 
-from proxy.exchange import Limits
+from proxy.exchange import NO_LIMITS, Limits
 from proxy.store.periods import Period
 from proxy.store.schema import keys, organizations, revisions
 
@@ -26,7 +26,7 @@ class Organization:
     name: str
     suspended: bool = False
     credit: int | None = None
-    limits: Limits = Limits()
+    limits: Limits = NO_LIMITS
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class StoredKey:
     shown: str
     organization: str | None = None
     models: tuple[str, ...] | None = None
-    limits: Limits = Limits()
+    limits: Limits = NO_LIMITS
     spend_limit: int | None = None
     spend_period: Period | None = None
     expires_at: float | None = None

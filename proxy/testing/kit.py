@@ -82,14 +82,16 @@ async def pass_answer(output: OutputPlugin, data: dict[str, Any]) -> dict[str, A
 def pass_events(output: OutputPlugin, events: Iterable[Event]) -> list[Event]:
     """What the events of a stream become when they pass an output; kinds that it doesn't want pass by it."""
     passed: list[Event] = []
+    given: list[tuple[Event, bytes]] = []
     for event in events:
         if output.events is not None and event.kind not in output.events:
             passed.append(event)
             continue
         event = Event(event.kind, raw=event.encoded())
-        before = _snapshot(event)
+        given.append((event, _snapshot(event)))
         passed += output.on_event(event)
-        _fail_if_edited(event, before, f"the event {event.kind}", "event.change()")
+        for each, before in given:  # an event that was held back may be edited later
+            _fail_if_edited(each, before, f"the event {each.kind}", "event.change()")
     return passed
 
 
