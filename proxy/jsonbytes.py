@@ -13,7 +13,7 @@ from typing import NamedTuple
 import msgspec
 import orjson
 
-from proxy.jsontext import JsonError, without_lone_surrogates
+from proxy.jsontext import TOO_DEEP, JsonError, without_lone_surrogates
 
 _SPACE = re.compile(rb"[ \t\r\n]*")
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
@@ -45,11 +45,13 @@ def top_level(raw: bytes) -> list[Member]:
     try:
         slices = _slices.decode(raw)
     except RecursionError:
-        raise JsonError("is nested too deeply") from None
+        raise JsonError(TOO_DEEP) from None
     except (msgspec.MsgspecError, UnicodeDecodeError):
         readable = without_lone_surrogates(raw)
         try:
             slices = _slices.decode(readable)
+        except RecursionError:
+            raise JsonError(TOO_DEEP) from None
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise JsonError(str(error)) from None
     if not raw.isascii():

@@ -18,6 +18,9 @@ _SURROGATES = re.compile(
     rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\u[dD][89a-fA-F][0-9a-fA-F]{2}|\\.", re.DOTALL
 )
 _MOST_DIGITS = 4300  # of an integer that Python converts
+_BEFORE_NUMBER = tuple(bytes([letter]) for letter in b" \t\r\n[,:") + (b"",)
+_AFTER_NUMBER = tuple(bytes([letter]) for letter in b" \t\r\n],}") + (b"",)
+TOO_DEEP = "is nested too deeply"
 
 
 class JsonError(ValueError):
@@ -41,34 +44,51 @@ _decoder = msgspec.json.Decoder(float_hook=Float)
 
 def decode(raw: bytes) -> Any:
     """The value of a JSON text. Raises JsonError."""
+    if b"-0" in raw and _has_negative_zero(raw):
+        return _decode_odd_integers(without_lone_surrogates(raw))
     try:
         return _decoder.decode(raw)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        return _decode_again(raw, error)
+    except RecursionError:
+        raise JsonError(TOO_DEEP) from None
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return _decode_again(without_lone_surrogates(raw))
 
 
-def _decode_again(raw: bytes, error: Exception) -> Any:
-    if isinstance(error, RecursionError):
-        raise JsonError("is nested too deeply") from None
-    raw = without_lone_surrogates(raw)
+def _decode_again(raw: bytes) -> Any:
     try:
         return _decoder.decode(raw)
+    except RecursionError:
+        raise JsonError(TOO_DEEP) from None
     except msgspec.ValidationError:
-        return _decode_long_integers(raw)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as second:
-        raise JsonError(str(second)) from None
+        return _decode_odd_integers(raw)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise JsonError(str(error)) from None
 
 
-def _decode_long_integers(raw: bytes) -> Any:
+def _has_negative_zero(raw: bytes) -> bool:
+    """Whether an integer -0 may stand in the text; dates in it hold the same two characters."""
+    at = raw.find(b"-0")
+    while at >= 0:
+        if raw[at - 1 : at] in _BEFORE_NUMBER and raw[at + 2 : at + 3] in _AFTER_NUMBER:
+            return True
+        at = raw.find(b"-0", at + 2)
+    return False
+
+
+def _decode_odd_integers(raw: bytes) -> Any:
+    """What msgspec gives up or changes: integers of thousands of digits, and -0."""
+
     def integer(text: str) -> int | Float:
-        return int(text) if len(text) < _MOST_DIGITS else Float(text)
+        return Float(text) if text == "-0" or len(text) >= _MOST_DIGITS else int(text)
 
     def constant(text: str) -> NoReturn:
         raise JsonError(f"{text} is no JSON")
 
     try:
         return json.loads(raw, parse_int=integer, parse_float=Float, parse_constant=constant)
-    except (ValueError, RecursionError) as error:
+    except RecursionError:
+        raise JsonError(TOO_DEEP) from None
+    except ValueError as error:
         raise JsonError(str(error)) from None
 
 
@@ -86,8 +106,11 @@ def encode(value: Any) -> bytes:
     """The JSON text of a value, numbers written as they were read."""
     try:
         return orjson.dumps(value, default=_as_written)
-    except TypeError:  # integers beyond 64 bits, nesting beyond orjson's 254 levels
-        return msgspec.json.encode(_without_surrogates(value), enc_hook=_as_raw)
+    except TypeError:  # integers beyond 64 bits, nesting beyond orjson's 254 levels, lone surrogates
+        try:
+            return msgspec.json.encode(value, enc_hook=_as_raw)
+        except UnicodeEncodeError:
+            return msgspec.json.encode(_without_surrogates(value), enc_hook=_as_raw)
 
 
 def _as_written(value: Any) -> orjson.Fragment:

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import click
@@ -143,18 +144,18 @@ async def _report_end(child: asyncio.subprocess.Process) -> None:
 @click.option("--port", default=0, show_default=True, help="0 takes a free one.")
 def main(port: int) -> None:
     """Serve the model."""
-    address = _serve(port)
+    server = _served(port)  # kept: it ends with its last reference
     try:
         with suppress(BrokenPipeError):
-            print(address, flush=True)
+            print(server.listening_address, flush=True)
             _fall_silent((sys.stdout.fileno(), sys.stderr.fileno()))
             sys.stdin.buffer.read()
     finally:
         os._exit(0)  # at once: the server's own end waits for running answers
 
 
-def _serve(port: int) -> str:
-    """Load the model and serve it from threads of the library's own; the address is given."""
+def _served(port: int) -> Any:
+    """Load the model and serve it, from threads of the library's own."""
     # The model's package is found but not imported: importing it would ask for its dependencies.
     llama = importlib.import_module(PACKAGES[0])
     spec = importlib.util.find_spec(PACKAGES[1])
@@ -177,7 +178,7 @@ def _serve(port: int) -> str:
     settings.cpuparams.n_threads = settings.cpuparams_batch.n_threads = max(1, (os.cpu_count() or 2) // 2)
     settings.sse_ping_interval = 1  # seconds
     settings.verbosity = 1  # errors
-    return str(llama.Server(settings).listening_address)
+    return llama.Server(settings)
 
 
 def _fall_silent(descriptors: Sequence[int]) -> None:

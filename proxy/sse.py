@@ -69,10 +69,9 @@ class Splitter:
                 raise GatewayError(Kind.INTERNAL, "the provider sent an event that is too long")
 
     def _with_newlines(self, data: bytes) -> bytes:
-        if self._after_cr and data.startswith(b"\n"):
-            data = data[1:]
-        if data:
-            self._after_cr = data.endswith(b"\r")
+        if self._after_cr and data:
+            data, self._after_cr = data.removeprefix(b"\n"), False
+        self._after_cr = self._after_cr or data.endswith(b"\r")
         return data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
 
 

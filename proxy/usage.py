@@ -69,7 +69,8 @@ class Usage:
         minutes = _count(lifetimes.get("ephemeral_5m_input_tokens"))
         written = _count(usage.get("cache_creation_input_tokens")) or minutes + hour
         if written:
-            self.cache_write_1h = min(hour, written)
+            known = hour if minutes + hour else self.cache_write_1h  # a sum alone says nothing of lifetimes
+            self.cache_write_1h = min(known, written)
             self.cache_write_5m = written - self.cache_write_1h
 
 

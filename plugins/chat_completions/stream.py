@@ -88,11 +88,11 @@ class EventsToChunks:
         delta = read.delta
         if delta.type == "text_delta":
             literal = bytes(delta.text)
-            return (self._chunks.text(literal),) if literal != b'""' else ()
+            return (self._chunks.text(literal),) if _is_piece(literal) else ()
         if delta.type != "input_json_delta":
             return ()
         literal, call = bytes(delta.partial_json), self._calls.get(read.index)
-        if call is None or literal == b'""':
+        if call is None or not _is_piece(literal):
             return ()
         call.with_arguments = True
         return (self._chunks.arguments(call.index, literal),)
@@ -119,6 +119,11 @@ class EventsToChunks:
                 call.with_arguments = True
                 chunks.append(self._chunks.arguments(call.index, encode(call.given.decode())))
         return chunks
+
+
+def _is_piece(literal: bytes) -> bool:
+    """Whether a JSON literal is a text that holds something."""
+    return len(literal) > 2 and literal.startswith(b'"')
 
 
 def _read_delta(raw: bytes) -> _BlockDelta:

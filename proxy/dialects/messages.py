@@ -44,8 +44,12 @@ class Messages:
     def error_body(self, error: GatewayError, request_id: str) -> bytes:
         own = WORDINGS[error.kind].type
         said = dict(error.provider) if error.provider is not None else {}
-        kind = said.get("type") if said.get("type") in _TYPES else own
-        whole = {**said, "type": kind, "message": said.get("message", error.message)}
+        kind, message = said.get("type"), said.get("message")
+        whole = {
+            **said,
+            "type": kind if isinstance(kind, str) and kind in _TYPES else own,
+            "message": message if isinstance(message, str) and message else error.message,
+        }
         return encode({"type": "error", "error": whole, "request_id": request_id})
 
     def error_frames(self, error: GatewayError, request_id: str) -> bytes:

@@ -132,7 +132,7 @@ def retry_after(value: str) -> int:
     except ValueError:
         try:
             seconds = parsedate_to_datetime(value).timestamp() - time()
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, OverflowError):
             return USUAL_RETRY_AFTER
     if not math.isfinite(seconds):
         return LONGEST_RETRY_AFTER if seconds > 0 else USUAL_RETRY_AFTER
@@ -147,11 +147,11 @@ def client_path(message: str, path_of: Callable[[str], str | None]) -> str | Non
 
 def _error_object(body: bytes, secret: str | None) -> dict[str, Any]:
     """The provider's error object; empty where the body is none. Servers other than Anthropic's use other envelopes."""
-    if secret:
-        body = body.replace(secret.encode(), b"[redacted]")
     try:
         said = decode(body)
-    except JsonError:
+        if secret:
+            said = _without(secret, said)
+    except (JsonError, RecursionError):
         return {}
     error = said.get("error") if isinstance(said, dict) else None
     if isinstance(error, str):
@@ -162,3 +162,12 @@ def _error_object(body: bytes, secret: str | None) -> dict[str, Any]:
     if isinstance(message, str) and len(message) > LONGEST_MESSAGE:
         error["message"] = message[:LONGEST_MESSAGE] + "…"
     return error
+
+
+def _without(secret: str, value: Any) -> Any:
+    """The value with the secret cut out of every text, however it was written in the JSON."""
+    if isinstance(value, str):
+        return value.replace(secret, "[redacted]")
+    if isinstance(value, dict):
+        return {_without(secret, key): _without(secret, item) for key, item in value.items()}
+    return [_without(secret, item) for item in value] if isinstance(value, list) else value

@@ -20,6 +20,7 @@ LOCKS = {
     "old_anthropic": Path(__file__).parent / "locks" / "old_anthropic.lock",
 }
 NODE_FOLDER = Path(__file__).parent / "node"
+AGENT_PROGRAMS = {"claude": ".bin/claude", "opencode": "opencode-linux-x64-baseline/bin/opencode"}
 NOWHERE = "http://127.0.0.1:9"
 """A proxy that doesn't exist, for whoever would go further than loopback."""
 QUIET = {
@@ -67,9 +68,9 @@ def node_packages() -> Path:
     return NODE_FOLDER
 
 
-def program_of(name: str) -> str:
-    """A program that a package for Node brings."""
-    return str(node_packages() / "node_modules" / ".bin" / name)
+def agent_program(name: str) -> str:
+    """The program of a coding agent."""
+    return str(node_packages() / "node_modules" / AGENT_PROGRAMS[name])
 
 
 def surroundings(path: str, home: Path) -> dict[str, str]:

@@ -60,7 +60,6 @@ async function left() {
     stopper.abort();
     break;
   }
-  return { pieces: 1 };
 }
 
 async function* piecesOf(prompt) {

@@ -82,11 +82,10 @@ def request_id() -> dict[str, Any]:
     return {"id": answer.headers["x-request-id"]}  # answers had no _request_id yet; errors had theirs
 
 
-def left() -> dict[str, Any]:
+def left() -> None:
     stream = create("slow", stream=True)
     next(iter(stream))
     stream.close()
-    return {"pieces": 1}
 
 
 def pieces_of(text: str) -> Iterator[str]:
@@ -105,9 +104,7 @@ play(
         "tools": lambda: tools(completed),
         "streamed tools": lambda: tools(completed_by_helper),
         "structured": structured,
-        "image": lambda: seen(
-            {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{TASK['image']}"}}
-        ),
+        "image": lambda: seen({"type": "image_url", "image_url": {"url": f"data:image/png;base64,{TASK['image']}"}}),
         "PDF": lambda: seen(file_part()),
         "request id": request_id,
         "broken by an error": lambda: broken_off(pieces_of("fault error")),

@@ -1,5 +1,7 @@
 """Pydantic AI's agents, on its OpenAI or its Anthropic model as the argument says."""
 
+# mypy: disable-error-code="import-not-found"
+
 from __future__ import annotations
 
 import asyncio
@@ -88,11 +90,10 @@ def seen(data: str, media_type: str) -> dict[str, Any]:
     return {"input": agent().run_sync(["What is this?", part]).usage.input_tokens}
 
 
-async def left() -> dict[str, Any]:
+async def left() -> None:
     async with agent().run_stream("slow") as result:
         async for _ in result.stream_text(delta=True):
             break
-    return {"pieces": 1}
 
 
 def broken(text: str) -> dict[str, Any]:
