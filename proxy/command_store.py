@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from rich.table import Table
 from sqlalchemy import Connection, select
 from sqlalchemy.exc import SQLAlchemyError
 
+from proxy.command_types import NONE, LimitNumber, Moment, Usd
 from proxy.config import load
 from proxy.own_view import dollars
 from proxy.store import schema
@@ -33,65 +33,24 @@ from proxy.store.administration import (
 from proxy.store.database import open_engine
 from proxy.store.directory import now
 from proxy.store.migrations import migrate
-from proxy.store.money import units, usd
+from proxy.store.money import usd
 from proxy.store.reports import NoExport, differences, lines, sums
 from proxy.yaml_source import ConfigError
 
-NONE = "none"
-"""What takes a limit away on the command line."""
 Opened = Callable[[], Any]
 
 
-class _Usd(click.ParamType[Any]):
-    name = "usd"
-
-    def convert(self, value: Any, param: click.Parameter | None, context: click.Context | None) -> int | None:
-        if value == NONE:
-            return None
-        try:
-            amount = Decimal(value)
-        except InvalidOperation:
-            self.fail("must be an amount in USD", param, context)
-        if not (amount.is_finite() and amount >= 0):
-            self.fail("must be an amount of at least 0", param, context)
-        return units(amount)
-
-
-class _Limit(click.ParamType[Any]):
-    name = "number"
-
-    def convert(self, value: Any, param: click.Parameter | None, context: click.Context | None) -> int | None:
-        if value == NONE:
-            return None
-        if not str(value).isdecimal() or int(value) < 1:
-            self.fail(f"must be a whole number of at least 1, or {NONE}", param, context)
-        return int(value)
-
-
-class _Time(click.ParamType[Any]):
-    name = "time"
-
-    def convert(self, value: Any, param: click.Parameter | None, context: click.Context | None) -> float | None:
-        if value == NONE:
-            return None
-        try:
-            found = datetime.fromisoformat(value)
-        except ValueError:
-            self.fail("must be a time such as 2027-01-31 or 2027-01-31T12:00:00Z", param, context)
-        return (found if found.tzinfo is not None else found.replace(tzinfo=UTC)).timestamp()
-
-
 _LIMITS = (
-    click.option("--requests-per-minute", type=_Limit(), help="Requests per minute."),
-    click.option("--input-tokens-per-minute", type=_Limit(), help="Input tokens per minute, by estimate."),
-    click.option("--parallel-requests", type=_Limit(), help="Requests at the same time."),
+    click.option("--requests-per-minute", type=LimitNumber(), help="Requests per minute."),
+    click.option("--input-tokens-per-minute", type=LimitNumber(), help="Input tokens per minute, by estimate."),
+    click.option("--parallel-requests", type=LimitNumber(), help="Requests at the same time."),
 )
 _KEY_OPTIONS = (
     *_LIMITS,
     click.option("--model", "models", multiple=True, help="A model that it may use; may be given several times."),
-    click.option("--spend-limit", type=_Usd(), help="What it may spend, in USD."),
+    click.option("--spend-limit", type=Usd(), help="What it may spend, in USD."),
     click.option("--period", "spend_period", type=click.Choice(["day", "week", "month", NONE]), help="Of that limit."),
-    click.option("--expires", "expires_at", type=_Time(), help="When it ends."),
+    click.option("--expires", "expires_at", type=Moment(), help="When it ends."),
 )
 _FORMAT = click.option("--format", "shape", type=click.Choice(["table", "csv", "jsonl"]), default="table")
 
@@ -205,7 +164,7 @@ def _add_organizations(cli: click.Group, store: Opened) -> None:
 
     @orgs.command("create", help="Make an organization.")
     @click.argument("name")
-    @click.option("--credit", type=_Usd(), help="What it has paid in, in USD; left out: it isn't prepaid.")
+    @click.option("--credit", type=Usd(), help="What it has paid in, in USD; left out: it isn't prepaid.")
     @with_options(_LIMITS)
     def create(name: str, **options: Any) -> None:
         with store() as connection:
@@ -224,7 +183,7 @@ def _add_organizations(cli: click.Group, store: Opened) -> None:
 
     @orgs.command("credit", help="Add to what an organization has paid in.")
     @click.argument("name")
-    @click.argument("amount", type=_Usd())
+    @click.argument("amount", type=Usd())
     def credit(name: str, amount: int) -> None:
         with store() as connection:
             total = add_credit(connection, name, amount)
@@ -259,8 +218,8 @@ def _add_organizations(cli: click.Group, store: Opened) -> None:
 def _add_usage(cli: click.Group, store: Opened) -> None:
     @cli.group(invoke_without_command=True, help="What was used and what it cost.")
     @click.option("--by", type=click.Choice(["key", "organization", "end-user", "model", "day"]), default="model")
-    @click.option("--since", type=_Time(), help="From this time on.")
-    @click.option("--until", type=_Time(), help="Before this time.")
+    @click.option("--since", type=Moment(), help="From this time on.")
+    @click.option("--until", type=Moment(), help="Before this time.")
     @_FORMAT
     @click.pass_context
     def usage(context: click.Context, by: Any, since: float | None, until: float | None, shape: str) -> None:

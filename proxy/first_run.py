@@ -8,7 +8,7 @@ import aiohttp
 from rich.console import Console
 from rich.table import Table
 
-from proxy.config import Config
+from proxy.settings import Config
 
 HANDBOOK = "You answer questions about a handbook of bicycle repair. " + " ".join(
     f"Chapter {number} is about part {number} of the bicycle: how it is taken off, cleaned, greased and put back."

@@ -18,8 +18,8 @@ _SURROGATES = re.compile(
     rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\u[dD][89a-fA-F][0-9a-fA-F]{2}|\\.", re.DOTALL
 )
 _MOST_DIGITS = 4300  # of an integer that Python converts
-_BEFORE_NUMBER = tuple(bytes([letter]) for letter in b" \t\r\n[,:") + (b"",)
-_AFTER_NUMBER = tuple(bytes([letter]) for letter in b" \t\r\n],}") + (b"",)
+_BEFORE_NUMBER = (b"", *(bytes([letter]) for letter in b" \t\r\n[,:"))
+_AFTER_NUMBER = (b"", *(bytes([letter]) for letter in b" \t\r\n],}"))
 TOO_DEEP = "is nested too deeply"
 
 

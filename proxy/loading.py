@@ -14,10 +14,11 @@ from typing import Any
 from pydantic import BaseModel
 
 from proxy.checking import check
-from proxy.config import Config, PluginEntry, load
+from proxy.config import load
 from proxy.models import ModelTable
 from proxy.pipeline import Chain, compile_chain
 from proxy.plugin import Plugin, Route
+from proxy.settings import Config, PluginEntry
 from proxy.store.money import unit_prices
 from proxy.yaml_source import ConfigError, Problem, Source
 

@@ -13,7 +13,7 @@ from decimal import Context, Decimal
 from typing import TYPE_CHECKING, Literal, get_args
 
 if TYPE_CHECKING:
-    from proxy.config import CapabilitySettings, ModelSettings, PriceSettings
+    from proxy.settings import CapabilitySettings, ModelSettings, PriceSettings
 
 Effort = Literal["low", "medium", "high", "xhigh", "max"]
 EFFORT_LEVELS: tuple[Effort, ...] = get_args(Effort)

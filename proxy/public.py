@@ -11,7 +11,6 @@ from aiohttp import web
 
 from proxy.background import Background
 from proxy.catalogue import catalogue
-from proxy.config import Server
 from proxy.dialects import Dialect
 from proxy.edge import is_preflight, preflight_answer
 from proxy.endpoints import Endpoint, find, is_openai, not_found
@@ -25,6 +24,7 @@ from proxy.openapi import as_yaml, document
 from proxy.openapi.operations import YAML
 from proxy.pages import Pages, json_answer
 from proxy.plugin import Route, Services
+from proxy.settings import Server
 from proxy.upstream.deployments import Deployments
 
 _log = structlog.get_logger("ezat.server")

@@ -11,7 +11,6 @@ from aiohttp import web
 from aiohttp.http_parser import HttpRequestParser
 
 from proxy.background import Background
-from proxy.config import DEMO, LOCAL_LLM, Config
 from proxy.demo import DemoUpstream
 from proxy.edge import cors
 from proxy.errors import CannotStart
@@ -22,6 +21,8 @@ from proxy.models import ModelTable
 from proxy.plugin import Plugin, Services
 from proxy.public import Public
 from proxy.reading import MOST_BYTES
+from proxy.setting_types import DEMO, LOCAL_LLM
+from proxy.settings import Config
 from proxy.store.database import StoreInUse
 from proxy.store.store import Store
 from proxy.store.writer import StoreDown

@@ -333,3 +333,60 @@ async def test_a_plugin_that_breaks_a_request_is_found(plugins: list[type[Plugin
 
     assert refusals == upstream.refusals
     assert refusals == ([answer["error"]["message"]] if response.status == 400 else [])
+
+
+def question(**more: Any) -> Json:
+    """OpenAI messages: one that moves the indexes, then a question."""
+    return {"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}], **more}
+
+
+def function(**of: Any) -> Json:
+    return {"type": "function", "function": {"name": "now", **of}}
+
+
+CALLED = {"role": "assistant", "tool_calls": [{"id": "call_1", **function(arguments="{}")}]}
+MARKED = [{"type": "text", "text": "Hi"}, {"type": "text", "text": "there", "cache_control": {**MARK, "ttl": "2h"}}]
+
+NAMED: dict[str, tuple[Json, str, str]] = {
+    "a tool's name": (
+        question(tools=[function(), function(name="a.b")]),
+        "tools.1.custom.name: String should match pattern",
+        "tools[1].function.name",
+    ),
+    "a tool's schema": (
+        question(tools=[function(parameters={"type": "array"})]),
+        "tools.0.custom.input_schema.type: Input should be 'object'",
+        "tools[0].function.parameters.type",
+    ),
+    "a call without a result": (
+        {"messages": [*question()["messages"], CALLED, {"role": "user", "content": "Well?"}]},
+        "messages.1.content.0: `tool_use` ids without",
+        "messages[2].tool_calls[0]",
+    ),
+    "a result without a call": (
+        {"messages": [{"role": "system", "content": "x"}, {"role": "tool", "tool_call_id": "c", "content": "noon"}]},
+        "messages.0.content.0: unexpected `tool_use_id`",
+        "messages[1]",
+    ),
+    "a breakpoint": (
+        {"messages": [{"role": "developer", "content": "x"}, {"role": "user", "content": MARKED}]},
+        "messages.0.content.1.cache_control.ttl: Input should be",
+        "messages[1].content[1].cache_control.ttl",
+    ),
+}
+
+
+@pytest.mark.parametrize(("body", "message", "param"), NAMED.values(), ids=NAMED)
+async def test_a_refusal_of_the_provider_names_the_clients_own_field(body: Json, message: str, param: str) -> None:
+    """What the provider says reaches an OpenAI client word for word, with the place in the client's own request."""
+    async with (
+        CheckingUpstream() as upstream,
+        running_gateway([ChatCompletions], upstream=upstream.url) as url,
+        aiohttp.ClientSession() as session,
+        session.post(url + "/openai/v1/chat/completions", json={"model": "model", **body}) as response,
+    ):
+        error = (await response.json())["error"]
+
+    assert (400, param) == (response.status, error["param"])
+    assert error["message"].startswith(message)
+    assert [error["message"]] == upstream.refusals

@@ -10,7 +10,8 @@ import yaml  # type: ignore[import-untyped]
 from pydantic import BaseModel, Field
 
 from proxy.checking import check
-from proxy.config import Config, Server, UpstreamSettings, load
+from proxy.config import load
+from proxy.settings import Config, Server, UpstreamSettings
 from proxy.yaml_source import ConfigError, Problem, read
 
 REPOSITORY = Path(__file__).parents[1]
@@ -436,6 +437,9 @@ def test_the_defaults() -> None:
         "plugin_timeout": 30,
         "shutdown_timeout": 30,
         "keepalive_timeout": 75,
+        "base_path": "",
+        "trusted_proxies": (),
+        "cors_origins": (),
         "admin": {"host": "127.0.0.1", "port": 8788},
     }
     assert expected == Server().model_dump()

@@ -26,7 +26,14 @@ from plugins.auth import AuthSettings, KeySettings, OrganizationSettings
 from plugins.image_fetcher import ImageFetcherSettings
 from plugins.usage import UsageSettings
 from proxy.command import main
-from proxy.config import (
+from proxy.config import load
+from proxy.dialects import Wording, messages, openai
+from proxy.errors import Kind
+from proxy.exchange import Exchange
+from proxy.loading import build
+from proxy.models import ModelTable
+from proxy.plugin import OutputPlugin, Plugin, Route
+from proxy.settings import (
     Admin,
     CapabilitySettings,
     Config,
@@ -35,14 +42,7 @@ from proxy.config import (
     PriceSettings,
     Server,
     UpstreamSettings,
-    load,
 )
-from proxy.dialects import Wording, messages, openai
-from proxy.errors import Kind
-from proxy.exchange import Exchange
-from proxy.loading import build
-from proxy.models import ModelTable
-from proxy.plugin import OutputPlugin, Plugin, Route
 from tests.process import GatewayProcess, eventually, started_gateway, written_config
 
 REPOSITORY = Path(__file__).parents[1]
@@ -247,6 +247,7 @@ FOR_THE_ENGINE = {
         "client_document",
         "created",
         "document",
+        "keeps_apart",
         "model_or_none",
         "path_of",
         "read",

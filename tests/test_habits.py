@@ -28,7 +28,7 @@ FOREIGN_WORDS = {
 UNTRACKED_FOLDERS = r"^\.|^__pycache__$|^data$|\.egg-info$"
 
 # A dependency that works behind another library: the name that shows its use.
-USED_THROUGH = {"aiodns": "AsyncResolver"}
+USED_THROUGH = {"aiodns": "AsyncResolver", "psycopg": "postgresql+psycopg"}
 
 MOST_LINES = 300
 LONGER_FOR_A_REASON: dict[str, str] = {}

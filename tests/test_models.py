@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from proxy.config import ModelSettings
 from proxy.models import (
     Capabilities,
     Deployment,
@@ -16,6 +15,7 @@ from proxy.models import (
     display_name_from_id,
     owner_from_id,
 )
+from proxy.settings import ModelSettings
 
 
 def settings(id: str, **more: Any) -> ModelSettings:

@@ -21,10 +21,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.config import UpstreamSettings
 from proxy.document import Event
 from proxy.errors import GatewayError, Kind
 from proxy.progress import Progress
+from proxy.settings import UpstreamSettings
 from proxy.sse import LONGEST_EVENT
 from proxy.testing import CUT, Reply, ScriptedUpstream, stream_reply, text_events
 from proxy.upstream.client import Timeouts, Upstream, UpstreamClient

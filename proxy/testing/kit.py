@@ -13,7 +13,7 @@ import orjson
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from proxy.answer import Answer
-from proxy.config import Config, load
+from proxy.config import load
 from proxy.document import Document, Event
 from proxy.exchange import Exchange, Key
 from proxy.jsontext import encode
@@ -22,6 +22,7 @@ from proxy.models import Capabilities, Deployment, Model, ModelTable, Price
 from proxy.plugin import OutputPlugin, Plugin, Route
 from proxy.reading import parse
 from proxy.server import Gateway
+from proxy.settings import Config
 
 MODEL = Model(
     id="test/model",

@@ -15,8 +15,8 @@ from types import SimpleNamespace
 
 import aiohttp
 
-from proxy.config import UpstreamSettings
 from proxy.progress import Progress
+from proxy.settings import UpstreamSettings
 from proxy.upstream.faults import (
     UpstreamFault,
     cut_off,
