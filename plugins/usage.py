@@ -19,7 +19,6 @@ from proxy.exchange import Exchange
 from proxy.plugin import Outcome, OutputPlugin, Plugin, Route, Services, Settings
 from proxy.store import Budget, BudgetReserved, BudgetSpent, Exactness, UsageRow
 from proxy.store.charges import OPEN, charged_budgets, is_limited
-from proxy.store.directory import now
 from proxy.store.money import cost, unit_prices
 from proxy.store.store import Store
 from proxy.store.writer import StoreDown
@@ -142,7 +141,7 @@ def row_of(exchange: Exchange, exactness: Exactness | None = None, reason: str |
     key = exchange.key or OPEN
     return UsageRow(
         request_id=exchange.id,
-        at=now(),
+        at=exchange.began,  # as its budgets: a request belongs to the period in which it began
         key_id=key.id,
         organization=key.organization,
         end_user=end_user(exchange),
@@ -169,6 +168,8 @@ def _judged(exchange: Exchange) -> tuple[Exactness, str | None]:
         return Exactness.FREE, "a plugin answered"
     if not any(unit_prices(exchange.model.price)):
         return Exactness.FREE, "the model costs nothing"
+    if exchange.deployment is not None and not exchange.usage.reported:
+        return Exactness.UNKNOWN, "the provider gave no count"
     raw = exchange.usage.raw
     unpriced = [f"{name}={raw[name]}" for name in _UNPRICED if raw.get(name) not in (None, "standard")]
     tools = raw.get("server_tool_use")
@@ -186,4 +187,5 @@ def end_user(exchange: Exchange) -> str | None:
     else:
         metadata = exchange.client_value("metadata")
         names = [metadata.get("user_id") if isinstance(metadata, dict) else None]
-    return next((name[:512] for name in names if isinstance(name, str) and name), None)
+    found = next((name for name in names if isinstance(name, str) and name), None)
+    return None if found is None else found[:512].replace("\0", "\ufffd")  # PostgreSQL takes no NUL

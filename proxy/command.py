@@ -104,8 +104,14 @@ async def _serve(loaded: Loaded) -> int:
     logs.set_up(pretty=sys.stderr.isatty())
     gateway = Gateway(loaded.config, loaded.models, loaded.pipeline)
     stop = asyncio.Event()
+
+    def asked_to_stop() -> None:
+        if stop.is_set():
+            gateway.stop_at_once()
+        stop.set()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        asyncio.get_running_loop().add_signal_handler(number, asked_to_stop)
     try:
         await gateway.start()
         host = loaded.config.server.host

@@ -24,20 +24,21 @@ from proxy.store import schema
 from proxy.store.administration import (
     NotThere,
     Taken,
+    TooMuch,
     add_credit,
     change_key,
     change_organization,
     create_key,
     create_organization,
 )
-from proxy.store.database import open_engine
+from proxy.store.database import READ_ONLY, open_engine
 from proxy.store.directory import now
-from proxy.store.migrations import migrate
+from proxy.store.migrations import StoreTooNew, migrate
 from proxy.store.money import usd
 from proxy.store.reports import NoExport, differences, lines, sums
 from proxy.yaml_source import ConfigError
 
-Opened = Callable[[], Any]
+Opened = Callable[..., Any]
 
 
 _LIMITS = (
@@ -70,16 +71,17 @@ def add_store_commands(cli: click.Group, default: Path) -> None:
     """Add ``keys``, ``orgs`` and ``usage`` to the command line."""
 
     @contextmanager
-    def store() -> Iterator[Connection]:
+    def store(*, reads: bool = False) -> Iterator[Connection]:
+        """A connection; one that only reads keeps no running gateway from writing."""
         path = click.get_current_context().find_object(Path) or default
         try:
             engine = open_engine(load(path).store)
             migrate(engine)
-            with engine.begin() as connection:
+            with engine.connect().execution_options(**(READ_ONLY if reads else {})) as connection, connection.begin():
                 yield connection
         except ConfigError as error:
             raise click.ClickException(f"the configuration can't be used:\n{error}") from None
-        except (NotThere, Taken, NoExport) as error:
+        except (NotThere, Taken, NoExport, TooMuch, StoreTooNew) as error:
             raise click.ClickException(str(error)) from None
         except SQLAlchemyError as error:
             raise click.ClickException(f"the store can't be used now: {type(error).__name__}") from None
@@ -106,7 +108,7 @@ def _add_keys(cli: click.Group, store: Opened) -> None:
     @keys.command("list", help="List the keys.")
     @_FORMAT
     def listed(shape: str) -> None:
-        with store() as connection:
+        with store(reads=True) as connection:
             rows = [_shown_key(dict(row)) for row in connection.execute(select(schema.keys)).mappings()]
         show(rows, shape)
 
@@ -174,7 +176,7 @@ def _add_organizations(cli: click.Group, store: Opened) -> None:
     @orgs.command("list", help="List the organizations.")
     @_FORMAT
     def listed(shape: str) -> None:
-        with store() as connection:
+        with store(reads=True) as connection:
             rows = [
                 {**row, "credit": None if row["credit"] is None else dollars(usd(row["credit"]))}
                 for row in connection.execute(select(schema.organizations)).mappings()
@@ -225,7 +227,7 @@ def _add_usage(cli: click.Group, store: Opened) -> None:
     def usage(context: click.Context, by: Any, since: float | None, until: float | None, shape: str) -> None:
         if context.invoked_subcommand is not None:
             return
-        with store() as connection:
+        with store(reads=True) as connection:
             rows = sums(connection, by.replace("-", "_"), since, until)
         show([{**row, "cost": dollars(usd(row["cost"]))} for row in rows], shape)
 
@@ -233,7 +235,7 @@ def _add_usage(cli: click.Group, store: Opened) -> None:
     @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
     @_FORMAT
     def reconcile(file: Path, shape: str) -> None:
-        with store() as connection:
+        with store(reads=True) as connection:
             found = differences(connection, file.read_text(encoding="utf-8-sig"))
         if not found:
             click.echo("the ledger and the provider's export agree")

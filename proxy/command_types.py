@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from proxy.store.money import units
+from proxy.store.money import MOST_UNITS, units, usd
 
 NONE = "none"
 """What takes a limit away."""
@@ -18,14 +18,14 @@ class Usd(click.ParamType[Any]):
     name = "usd"
 
     def convert(self, value: Any, param: click.Parameter | None, context: click.Context | None) -> int | None:
-        if value == NONE:
+        if value == NONE and isinstance(param, click.Option):  # an argument takes nothing away
             return None
         try:
             amount = Decimal(value)
         except InvalidOperation:
             self.fail("must be an amount in USD", param, context)
-        if not (amount.is_finite() and amount >= 0):
-            self.fail("must be an amount of at least 0", param, context)
+        if not (amount.is_finite() and 0 <= amount <= usd(MOST_UNITS)):
+            self.fail(f"must be an amount from 0 to {usd(MOST_UNITS):f}", param, context)
         return units(amount)
 
 

@@ -6,14 +6,16 @@ All of it is off by default, and what a client says of itself is believed only f
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from ipaddress import IPv4Network, IPv6Network, ip_address
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 
 from aiohttp import web
 
+Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
 
 ALLOWED_METHODS = "GET, HEAD, POST, OPTIONS"
-EXPOSED = "request-id, x-request-id, x-ezat-ignored, x-ezat-adjusted, retry-after"
+EXPOSED = "*"
+"""All of them, for whoever sends a key and no cookie; plugins add headers of their own."""
 PREFLIGHT_SECONDS = "7200"
 
 
@@ -22,24 +24,23 @@ def client_address(request: web.Request, trusted: Sequence[Network]) -> str | No
     address = request.remote
     if not trusted or address is None:
         return address
-    forwarded = ",".join(request.headers.getall("x-forwarded-for", ()))
-    for hop in [*reversed(forwarded.split(",")), ""]:
-        if not _is_trusted(address, trusted) or not _is_address(hop.strip()):
-            return address
-        address = hop.strip()
+    known = _read(address)
+    for hop in reversed(",".join(request.headers.getall("x-forwarded-for", ())).split(",")):
+        before = _read(hop.strip())
+        if known is None or before is None or not any(known in network for network in trusted):
+            break
+        known = before
+        address = str(before)
     return address
 
 
-def _is_address(text: str) -> bool:
+def _read(text: str) -> Address | None:
+    """The address, None for what is none. One of IPv4 within IPv6 is that of IPv4."""
     try:
-        ip_address(text)
+        address = ip_address(text.partition("%")[0])  # behind it anything may stand
     except ValueError:
-        return False
-    return True
-
-
-def _is_trusted(address: str, trusted: Sequence[Network]) -> bool:
-    return _is_address(address) and any(ip_address(address) in network for network in trusted)
+        return None
+    return (address.ipv4_mapped or address) if isinstance(address, IPv6Address) else address
 
 
 def is_preflight(request: web.Request) -> bool:

@@ -16,26 +16,24 @@ _MEDIA = ("image", "document")
 
 def input_tokens(body: Any) -> int:
     """The input tokens of a body in Messages format, or of any part of one."""
-    size, tokens = _measure(body)
+    size = tokens = 0
+    waiting = [body]  # no recursion: a body may be nested more deeply than that goes
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, str):
+            size += len(value) if value.isascii() else len(value.encode("utf-8", "surrogatepass"))
+        elif isinstance(value, list):
+            waiting += value
+        elif isinstance(value, dict):
+            source = value.get("source")
+            if value.get("type") in _MEDIA and isinstance(source, dict) and "data" in source:
+                tokens += _media_tokens(value["type"], source["data"])
+            else:
+                size += sum(map(len, value))
+                waiting += value.values()
+        else:
+            size += 4
     return tokens + -(-size // BYTES_PER_TOKEN)
-
-
-def _measure(value: Any) -> tuple[int, int]:
-    """Bytes of text, and tokens of what is no text."""
-    if isinstance(value, str):
-        return (len(value) if value.isascii() else len(value.encode("utf-8", "surrogatepass"))), 0
-    if isinstance(value, dict):
-        source = value.get("source")
-        if value.get("type") in _MEDIA and isinstance(source, dict) and "data" in source:
-            return 0, _media_tokens(value["type"], source["data"])
-        parts = [*value.values()]
-        own = sum(map(len, value))
-    elif isinstance(value, list):
-        parts, own = value, 0
-    else:
-        return 4, 0
-    sizes = [_measure(part) for part in parts]
-    return own + sum(size for size, _ in sizes), sum(tokens for _, tokens in sizes)
 
 
 def _media_tokens(kind: str, data: Any) -> int:

@@ -5,12 +5,10 @@ question decides how it is told: has the answer begun?
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import aiohttp
-import structlog
 from aiohttp import web
 
 from proxy.answer import Answer
@@ -20,6 +18,7 @@ from proxy.dialects.messages import Messages
 from proxy.dialects.openai import OpenAI
 from proxy.document import Event
 from proxy.edge import Network, client_address
+from proxy.ending import log_bug, log_fault, log_lost_record, log_request
 from proxy.errors import GatewayError, PluginFault, internal
 from proxy.exchange import Exchange
 from proxy.headers import answer_headers, error_headers
@@ -29,14 +28,13 @@ from proxy.pipeline import Chain, Passage
 from proxy.plugin import Outcome, Route
 from proxy.progress import Progress
 from proxy.reading import check_headers, check_messages_request, model_name, parse, read_body
+from proxy.running import UNKNOWN_LENGTH, Running, stopping
 from proxy.streaming import AnswerStream
 from proxy.upstream.deployments import Deployments
 from proxy.upstream.faults import UpstreamFault, client_path, timed_out
 from proxy.upstream.stream import MessageStream
 
 DIALECTS: dict[str, Dialect] = {"openai": OpenAI(), "messages": Messages()}
-
-_log = structlog.get_logger("ezat.request")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +58,7 @@ class Handler:
         deployments: Deployments,
         rim: Rim,
         tasks: Background,
+        running: Running,
     ) -> None:
         self._chain = chain
         self._dialect = dialect
@@ -67,11 +66,17 @@ class Handler:
         self._deployments = deployments
         self._rim = rim
         self._tasks = tasks
+        self._running = running
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Answer one request."""
         exchange = Exchange(self._chain.route, request.headers, self._models)
-        return await _Run(self, request, exchange).run()
+        run = _Run(self, request, exchange)
+        self._running.add(run)
+        try:
+            return await run.run()
+        finally:
+            self._running.remove(run)
 
 
 class _Run:
@@ -84,6 +89,8 @@ class _Run:
         self._passage = Passage(handler._chain, exchange)
         self._stream: AnswerStream | None = None
         self._in_tail = False
+        self._task = asyncio.current_task()
+        self._ended_from_outside = False
         self._status = 0
 
     async def run(self) -> web.StreamResponse:
@@ -93,11 +100,17 @@ class _Run:
             outcome = Outcome.COMPLETED
         except GatewayError as refusal:
             error = refusal
-        except (asyncio.CancelledError, ConnectionResetError, aiohttp.ClientConnectionResetError):
+        except (ConnectionResetError, aiohttp.ClientConnectionResetError):
             outcome = Outcome.ABANDONED
             raise
+        except asyncio.CancelledError:
+            if not self._ended_from_outside or self._task is None:
+                outcome = Outcome.ABANDONED
+                raise
+            self._task.uncancel()
+            error = stopping()
         except Exception as bug:
-            _log.exception("the gateway failed", request_id=self._exchange.id)
+            log_bug(self._exchange)
             error = internal()
             error.__cause__ = bug
         finally:
@@ -110,6 +123,12 @@ class _Run:
             return await self._tell(error)
         finally:
             self._end(error)
+
+    def end_now(self) -> None:
+        """The gateway stops, and this has run for too long: end it with an error that says so."""
+        if self._task is not None and not self._ended_from_outside:
+            self._ended_from_outside = True
+            self._task.cancel()
 
     async def _answer(self) -> web.StreamResponse:
         """The two flat loops, and the upstream between them."""
@@ -128,6 +147,7 @@ class _Run:
     async def _read(self) -> None:
         exchange = self._exchange
         check_headers(self._request)
+        self._make_room()
         document = parse(await read_body(self._request, self._handler._rim.body_timeout), exchange.route)
         exchange.asked_model = model_name(document)
         exchange.read(document)
@@ -135,6 +155,14 @@ class _Run:
         if exchange.route is not Route.CHAT_COMPLETIONS:
             check_messages_request(exchange, document)
         exchange.stream = exchange.route is not Route.COUNT_TOKENS and document.value("stream") is True
+
+    def _make_room(self) -> None:
+        """Count the body among all that are in memory, until the exchange is over."""
+        length = self._request.content_length
+        size = UNKNOWN_LENGTH if length is None else length
+        running = self._handler._running
+        running.take(size)
+        self._exchange.defer(lambda: running.give_back(size))
 
     async def _plain(self, answer: Answer | None) -> web.Response:
         exchange, passage = self._exchange, self._passage
@@ -234,7 +262,7 @@ class _Run:
         if isinstance(error, PluginFault):
             log_fault(error, self._exchange)
         elif error is not None:
-            _log.error("an answer could not be recorded", request_id=self._exchange.id, error=str(error))
+            log_lost_record(error, self._exchange)
 
     def _leave(self, source: MessageStream) -> None:
         if self._passage.outcome is Outcome.COMPLETED and not source.at_end:
@@ -262,32 +290,8 @@ class _Run:
         return web.Response(status=self._status, body=dialect.error_body(error, exchange.request_id), headers=headers)
 
     def _end(self, error: GatewayError | None) -> None:
-        """One line for each request; never a key or a prompt."""
+        """What is left to do, on every path."""
         if self._stream is not None:
             self._stream.close()
-        exchange, usage = self._exchange, self._exchange.usage
-        _log.info(
-            "request",
-            request_id=exchange.id,
-            client_request_id=exchange.request_id if exchange.request_id != exchange.id else None,
-            client=client_address(self._request, self._handler._rim.trusted_proxies),
-            route=exchange.route.value,
-            key=exchange.key.name if exchange.key else None,
-            model=exchange.model_or_none.id if exchange.model_or_none else None,
-            upstream=exchange.deployment.upstream if exchange.deployment else None,
-            stream=exchange.stream,
-            outcome=self._passage.outcome.value if self._passage.outcome else Outcome.COMPLETED.value,
-            status=self._status or None,
-            error=error.kind.value if error else None,
-            cause=error.cause if isinstance(error, UpstreamFault) else None,
-            input=usage.input,
-            cache_read=usage.cache_read,
-            cache_write=usage.cache_write,
-            output=usage.output,
-            seconds=round(time.monotonic() - exchange.started, 3),
-        )
-
-
-def log_fault(error: PluginFault, exchange: Exchange) -> None:
-    """Name the plugin that broke, and where."""
-    _log.error("plugin failed", plugin=error.plugin, hook=error.hook, request_id=exchange.id, exc_info=error.__cause__)
+        client = client_address(self._request, self._handler._rim.trusted_proxies)
+        log_request(self._exchange, self._passage.outcome, self._status, error, client)

@@ -2,7 +2,8 @@
 
 Windows come from the library ``limits``: requests in a window that moves along (exact), tokens in one that is
 weighted (a moving window would keep an entry for each token). A place for a parallel request is a lease that runs
-out, so that a gateway that dies gives its places back.
+out, so that a gateway that dies gives its places back. What is kept in memory is swept here, once in a while: the
+library does so at every request, with a thread for each key.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ import math
 import time
 from collections import Counter
 from collections.abc import Coroutine
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeVar, cast
 
 import redis.asyncio
 from limits import RateLimitItemPerMinute
-from limits.aio.storage import MemoryStorage, RedisStorage, Storage
+from limits.aio.storage import MemoryStorage, RedisStorage, SlidingWindowCounterSupport, Storage
 from limits.aio.strategies import MovingWindowRateLimiter, RateLimiter, SlidingWindowCounterRateLimiter
 from redis.exceptions import RedisError
 
@@ -27,6 +28,10 @@ LEASE = 120
 """Seconds for which a place is kept without a renewal."""
 RENEWAL = 30
 PREFIX = "ezat"
+MINUTE = 60
+SWEEP = 60.0
+STEP_BACK = 1.0
+"""Seconds by which the clock may be put back before what is counted in memory, by that clock, is forgotten."""
 T = TypeVar("T")
 
 _TAKE_PLACE = """
@@ -71,8 +76,10 @@ class Limiter:
     def __init__(self, storage: Storage, places: Places) -> None:
         self._requests = MovingWindowRateLimiter(storage)
         self._tokens = SlidingWindowCounterRateLimiter(storage)
+        self._storage = storage
         self._places = places
-        self._waits = not isinstance(storage, MemoryStorage)
+        self._memory = storage if isinstance(storage, MemoryStorage) else None
+        self._latest = 0.0
 
     async def hit(self, name: str, limit: int) -> Window:
         """Count one request. Raises LimiterDown."""
@@ -80,7 +87,9 @@ class Limiter:
 
     async def spend(self, name: str, limit: int, tokens: int) -> Window:
         """Count tokens; more than the whole limit counts as the whole. Raises LimiterDown."""
-        return await self._hit(self._tokens, name, limit, min(tokens, limit))
+        counted = min(tokens, limit)
+        window = await self._hit(self._tokens, name, limit, counted)
+        return window if window.wait is None else replace(window, wait=await self._wait(name, limit, counted))
 
     async def look(self, name: str, limit: int, *, tokens: bool) -> Window:
         """What is left, with nothing counted. Raises LimiterDown."""
@@ -99,9 +108,23 @@ class Limiter:
 
     async def close(self) -> None:
         """End."""
+        if self._memory is not None and self._memory.timer is not None:
+            self._memory.timer.cancel()
         await self._places.close()
 
+    async def _wait(self, name: str, limit: int, tokens: int) -> int:
+        """Seconds after which as many tokens are left."""
+        windows = cast(SlidingWindowCounterSupport, self._storage)
+        key = RateLimitItemPerMinute(limit).key_for(name)
+        try:
+            counts = await self._whole(windows.get_sliding_window(key, MINUTE))
+        except (RedisError, OSError, TimeoutError) as error:
+            raise LimiterDown(type(error).__name__) from error
+        return max(1, math.floor(seconds_until(tokens, limit, *counts)) + 1)
+
     async def _hit(self, windows: RateLimiter, name: str, limit: int, cost: int) -> Window:
+        if self._memory is not None:
+            await self._look_after(self._memory)
         try:
             passed = await self._whole(windows.hit(RateLimitItemPerMinute(limit), name, cost=cost))
         except (RedisError, OSError, TimeoutError) as error:
@@ -118,7 +141,41 @@ class Limiter:
 
     async def _whole(self, command: Coroutine[Any, Any, T]) -> T:
         """The result of a command that is not cut short: cancelled, it would leave its connection one reply behind."""
-        return await (asyncio.shield(asyncio.ensure_future(command)) if self._waits else command)
+        return await (asyncio.shield(asyncio.ensure_future(command)) if self._memory is None else command)
+
+    async def _look_after(self, memory: MemoryStorage) -> None:
+        if memory.timer is None:  # while this one runs, the library begins no sweep of its own
+            memory.timer = asyncio.get_running_loop().create_task(_sweep(memory))
+        moment = time.time()
+        if moment < self._latest - STEP_BACK:
+            await memory.reset()
+        self._latest = moment
+
+
+def seconds_until(
+    tokens: int, limit: int, previous: int, previous_left: float, current: int, current_left: float
+) -> float:
+    """When a weighted window has room for so many tokens, at most the limit.
+
+    The minute before the current one counts ``previous`` tokens, by the share of it that is still within the last 60
+    seconds (``previous_left`` of them); the current one ends in ``current_left`` seconds less a minute.
+    """
+    room = limit + 1 - tokens  # the library rounds what is counted down
+    if current < room:
+        return previous_left - MINUTE * (room - current) / previous if previous else 0.0
+    rest = max(0.0, current_left - MINUTE)
+    return rest + MINUTE * (1 - room / current)
+
+
+async def _sweep(memory: MemoryStorage) -> None:
+    """Forget what has run out, once in a while: else whoever asked once would be kept for ever."""
+    while True:
+        await asyncio.sleep(SWEEP)
+        moment = time.time()
+        for key in [key for key, events in memory.events.items() if not events or events[0].expiry <= moment]:
+            await memory.clear(key)
+        for key in [key for key, ends in memory.expirations.items() if ends <= moment]:
+            await memory.clear(key)
 
 
 class MemoryPlaces:
@@ -149,6 +206,8 @@ class RedisPlaces:
         self._redis = redis.asyncio.from_url(
             url, socket_timeout=REDIS_TIMEOUT, socket_connect_timeout=REDIS_TIMEOUT, protocol=2
         )
+        self.pool = self._redis.connection_pool
+        """For what else asks this Redis; closed with the places."""
         self._take = self._redis.register_script(_TAKE_PLACE)
         self._held: set[tuple[str, str]] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -181,6 +240,7 @@ class RedisPlaces:
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=REDIS_TIMEOUT)
         await self._redis.aclose()
+        await self.pool.aclose()
 
     async def _remove(self, name: str, request_id: str) -> None:
         with contextlib.suppress(RedisError, OSError, TimeoutError):  # then the lease runs out
@@ -201,11 +261,6 @@ def open_limiter(url: str) -> Limiter:
     """The limiter of a setting: ``memory``, or a Redis URL."""
     if url == "memory":
         return Limiter(MemoryStorage(), MemoryPlaces())
-    storage = RedisStorage(
-        f"async+{url}",
-        implementation="redispy",
-        key_prefix=PREFIX,
-        socket_timeout=REDIS_TIMEOUT,
-        socket_connect_timeout=REDIS_TIMEOUT,
-    )
-    return Limiter(storage, RedisPlaces(url))
+    places = RedisPlaces(url)
+    options: dict[str, Any] = {"connection_pool": places.pool}
+    return Limiter(RedisStorage(f"async+{url}", implementation="redispy", key_prefix=PREFIX, **options), places)

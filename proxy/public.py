@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 import structlog
@@ -13,10 +12,11 @@ from proxy.background import Background
 from proxy.catalogue import catalogue
 from proxy.dialects import Dialect
 from proxy.edge import is_preflight, preflight_answer
+from proxy.ending import log_fault
 from proxy.endpoints import Endpoint, find, is_openai, not_found
 from proxy.errors import GatewayError, Kind, PluginFault, internal
 from proxy.exchange import Exchange
-from proxy.handler import DIALECTS, Handler, Rim, log_fault
+from proxy.handler import DIALECTS, Handler, Rim
 from proxy.headers import answer_headers, error_headers
 from proxy.loading import Pipeline
 from proxy.models import ModelTable
@@ -24,6 +24,7 @@ from proxy.openapi import as_yaml, document
 from proxy.openapi.operations import YAML
 from proxy.pages import Pages, json_answer
 from proxy.plugin import Route, Services
+from proxy.running import Running
 from proxy.settings import Server
 from proxy.upstream.deployments import Deployments
 
@@ -41,14 +42,14 @@ class Public:
         deployments: Deployments,
         tasks: Background,
         services: Services,
-        is_ready: Callable[[], bool],
+        running: Running,
     ) -> None:
         self._settings = settings
         self._models = models
         self._pipeline = pipeline
         self._tasks = tasks
         self._services = services
-        self._is_ready = is_ready
+        self._running = running
         self._base = settings.base_path
         table = self._table(deployments)
         self._endpoints = {self._base + path: methods for path, methods in table.items()}
@@ -69,7 +70,7 @@ class Public:
             chain = self._pipeline.chains.get(route)
             if chain is None:
                 return _switched_off
-            return Handler(chain, dialect, self._models, deployments, rim, self._tasks).handle
+            return Handler(chain, dialect, self._models, deployments, rim, self._tasks, self._running).handle
 
         openai, messages = DIALECTS["openai"], DIALECTS["messages"]
         keyless = {
@@ -131,8 +132,8 @@ class Public:
         return self._json(request, {"status": "ok"})
 
     async def _ready(self, request: web.Request) -> web.Response:
-        if not self._is_ready():
-            return self._json(request, {"status": "draining"}, status=503)
+        if self._running.draining or not self._services.store.is_ready:
+            return self._json(request, {"status": "not ready"}, status=503)
         return self._json(request, {"status": "ready"})
 
     async def _catalogue(self, request: web.Request) -> web.Response:

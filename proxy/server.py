@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Iterable, Mapping
 
@@ -21,6 +22,7 @@ from proxy.models import ModelTable
 from proxy.plugin import Plugin, Services
 from proxy.public import Public
 from proxy.reading import MOST_BYTES
+from proxy.running import Running
 from proxy.setting_types import DEMO, LOCAL_LLM
 from proxy.settings import Config
 from proxy.store.database import StoreInUse
@@ -51,7 +53,8 @@ class Gateway:
         self._plugin_session: aiohttp.ClientSession | None = None
         self._started: list[Plugin] = []
         self._runner: web.AppRunner | None = None
-        self._draining = False
+        self._running = Running(config.server.most_body_bytes)
+        self._stop_at_once = asyncio.Event()
         self.port = config.server.port
         """The port that it listens on, once started."""
 
@@ -75,12 +78,15 @@ class Gateway:
             except Exception:
                 _log.exception("plugin failed", plugin=plugin.name, hook="start")
                 raise
-        public = Public(settings, self._models, self._pipeline, deployments, self._tasks, services, self._is_ready)
+        public = Public(settings, self._models, self._pipeline, deployments, self._tasks, services, self._running)
         await self._listen(public)
 
     async def stop(self) -> None:
         """Let running requests end, within the time for that, then close everything."""
-        self._draining = True
+        if self._runner is not None:
+            for site in tuple(self._runner.sites):
+                await site.stop()
+        await self._running.drain(self._config.server.shutdown_timeout, self._stop_at_once)
         if self._runner is not None:
             await self._runner.cleanup()
         await self._tasks.drain(LINGER)
@@ -97,8 +103,9 @@ class Gateway:
         for built_in in self._built_in.values():
             await built_in.stop()
 
-    def _is_ready(self) -> bool:
-        return not self._draining and self._store is not None and self._store.is_ready
+    def stop_at_once(self) -> None:
+        """Wait no longer for running requests."""
+        self._stop_at_once.set()
 
     async def _open_store(self) -> Store:
         store = Store(self._config.store)
@@ -133,7 +140,7 @@ class Gateway:
             logger=_QUIET,
             auto_decompress=False,
             keepalive_timeout=settings.keepalive_timeout,
-            shutdown_timeout=settings.shutdown_timeout,
+            shutdown_timeout=LINGER,
         )
         await self._runner.setup()
         site = web.TCPSite(self._runner, settings.host, settings.port, backlog=1024)

@@ -70,6 +70,8 @@ class Server(Settings):
     """For receiving a request's body."""
     plugin_timeout: Seconds = 30
     """For each waiting step of a plugin, on the way in."""
+    most_body_bytes: Annotated[int, Field(ge=64 * 2**20)] = 512 * 2**20
+    """Bytes of all request bodies that are being answered together; beyond it requests are told to come again."""
     shutdown_timeout: Seconds = 30
     """How long running requests may go on after a stop was asked for."""
     keepalive_timeout: Seconds = 75

@@ -435,6 +435,7 @@ def test_the_defaults() -> None:
         "connect_timeout": 10,
         "body_timeout": 120,
         "plugin_timeout": 30,
+        "most_body_bytes": 512 * 2**20,
         "shutdown_timeout": 30,
         "keepalive_timeout": 75,
         "base_path": "",

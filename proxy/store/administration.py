@@ -17,6 +17,7 @@ from sqlalchemy import Connection, insert, select, update
 from proxy.exchange import KEY_PREFIX
 from proxy.store.directory import DIRECTORY, now
 from proxy.store.ledger import reopen
+from proxy.store.money import MOST_UNITS, usd
 from proxy.store.schema import keys, organizations, revisions
 
 SECRET_BYTES = 32
@@ -29,6 +30,10 @@ class NotThere(Exception):
 
 class Taken(Exception):
     """The name is taken."""
+
+
+class TooMuch(Exception):
+    """More money than the database can count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +87,16 @@ def change_organization(connection: Connection, name: str, changes: Mapping[str,
 
 
 def add_credit(connection: Connection, name: str, amount: int) -> int:
-    """Add to what an organization has paid in; the new sum, in units. Raises NotThere."""
+    """Add to what an organization has paid in; the new sum, in units. Raises NotThere, TooMuch."""
     _organization(connection, name)
     column = organizations.c.credit
     statement = update(organizations).where(organizations.c.name == name)
     connection.execute(statement.where(column.is_(None)).values(credit=0))
-    total = connection.execute(statement.values(credit=column + amount).returning(column)).scalar_one()
+    room = MOST_UNITS - amount
+    raised = statement.where(column <= room).values(credit=column + amount)
+    total = connection.execute(raised.returning(column)).scalar()
+    if total is None:
+        raise TooMuch(f"more than {usd(MOST_UNITS):f} USD can't be counted")
     _changed(connection)
     return int(total)
 

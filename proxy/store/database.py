@@ -1,22 +1,36 @@
 """Opening the database: SQLite in one file for one gateway, PostgreSQL for several.
 
 SQLite is written with FULL synchronisation (what was acknowledged survives a loss of power) in WAL mode. Two gateways
-on one file would each believe that the budgets are theirs alone, so the second is refused.
+on one file would each believe that the budgets are theirs alone, so the second is refused. A file that is deleted or
+exchanged while it is open would take all writes and lose them, so that is looked for before each transaction.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+import sqlite3
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Engine, create_engine, event
+from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.pool import StaticPool
 
 LOCK_TIMEOUT = 5.0
 """Seconds to wait for a locked database, and for a connection to one."""
 MEMORY = "sqlite:///:memory:"
+READ_ONLY = {"reads": True}
+"""The execution options of a connection that only reads: it doesn't wait for those that write."""
+_POSTGRES = {
+    "connect_timeout": int(LOCK_TIMEOUT),
+    "options": "-c lock_timeout=5000 -c statement_timeout=8000",
+    # a server that has vanished without a word is noticed within about 10 s, too
+    "tcp_user_timeout": 10_000,
+    "keepalives_idle": 4,
+    "keepalives_interval": 2,
+    "keepalives_count": 3,
+}
 
 
 class StoreInUse(Exception):
@@ -30,12 +44,12 @@ def open_engine(url: str) -> Engine:
     elif url.startswith("sqlite:"):
         path_of(url).parent.mkdir(parents=True, exist_ok=True)
         engine = create_engine(url, connect_args={"timeout": LOCK_TIMEOUT})
+        event.listen(engine, "begin", _check_file)
     else:
         postgres = "postgresql+psycopg://" + url.partition("://")[2]
-        arguments = {"connect_timeout": int(LOCK_TIMEOUT), "options": "-c lock_timeout=5000 -c statement_timeout=8000"}
-        return create_engine(postgres, pool_pre_ping=True, connect_args=arguments)
+        return create_engine(postgres, pool_pre_ping=True, connect_args=_POSTGRES)
     event.listen(engine, "connect", _set_up_sqlite)
-    event.listen(engine, "begin", _begin_immediately)
+    event.listen(engine, "begin", _begin)
     return engine
 
 
@@ -59,6 +73,12 @@ def lock(url: str) -> int | None:
     return descriptor
 
 
+def take_turns(connection: Connection) -> None:
+    """Let no other gateway write until this transaction ends; SQLite does so by itself."""
+    if connection.dialect.name == "postgresql":
+        connection.exec_driver_sql("SELECT pg_advisory_xact_lock(775534)")
+
+
 def _set_up_sqlite(connection: Any, record: object) -> None:
     connection.isolation_level = None  # transactions are begun below, not by the driver
     cursor = connection.cursor()
@@ -67,5 +87,23 @@ def _set_up_sqlite(connection: Any, record: object) -> None:
     cursor.close()
 
 
-def _begin_immediately(connection: Any) -> None:
-    connection.exec_driver_sql("BEGIN IMMEDIATE")
+def _check_file(connection: Connection) -> None:
+    """Raises OperationalError where the path is not the file that is open."""
+    path = connection.engine.url.database or ""
+    opened = connection.info.setdefault("file", _file(path))
+    if opened is None or opened != _file(path):
+        connection.invalidate()
+        raise OperationalError("BEGIN", None, sqlite3.OperationalError("the database file was taken away"))
+
+
+def _file(path: str) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _begin(connection: Connection) -> None:
+    reads = connection.get_execution_options().get("reads", False)
+    connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Table, bindparam, delete, func, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from proxy.store import Budget, BudgetReserved, BudgetSpent, UsageRow
+from proxy.store.database import take_turns
 from proxy.store.schema import budgets, gateways, reservations, usage
 
 DAY = 86400
+PROBE = "probe"
+PROBE_BYTES = 65536
 _ADD = (
     update(budgets)
     .where(
@@ -45,16 +48,18 @@ def record_all(connection: Connection, records: Sequence[Record]) -> list[bool]:
         usage.c.request_id,
     )
     spent: Counter[Budget] = Counter()
+    new: list[bool] = []
     for each in records:
-        if each.row.request_id in fresh:
+        new.append(each.row.request_id in fresh)
+        fresh.discard(each.row.request_id)  # a second one in this batch is a replay
+        if new[-1]:
             for budget in each.charged:
-                spent[budget] += each.row.cost
-    missing = _missing(connection, spent)
-    for budget in missing:  # a new one counts the rows of this batch, too
-        _open(connection, budget)
-    _add(connection, [(budget, cost, 0) for budget, cost in spent.items() if cost and budget not in missing])
+                spent[replace(budget, limit=None)] += each.row.cost
+    # one that is opened here counts the rows of this batch, too; not one that another gateway opened meanwhile
+    counted = {budget for budget in _missing(connection, spent) if _open(connection, budget)}
+    _add(connection, [(budget, cost, 0) for budget, cost in spent.items() if cost and budget not in counted])
     release_all(connection, [each.row.request_id for each in records])
-    return [each.row.request_id in fresh for each in records]
+    return new
 
 
 Refused = BudgetSpent | BudgetReserved
@@ -117,10 +122,20 @@ def gone(gateway: str) -> Callable[[Connection], None]:
     return job
 
 
+def probe(connection: Connection) -> None:
+    """Write as much as many rows take, and take it away again: nothing less finds out whether a disk is still full."""
+    text = {"key_id": "", "model": "", "asked_model": "", "exactness": "", "reason": "x" * PROBE_BYTES}
+    counts = dict.fromkeys(("at", "day", "input", "cache_read", "cache_write_5m", "cache_write_1h"), 0)
+    more = {"output": 0, "thinking": 0, "cost": 0, "prices": {}, "raw": {}, "stream": False}
+    connection.execute(usage.insert().values(request_id=PROBE, **text, **counts, **more))
+    connection.execute(delete(usage).where(usage.c.request_id == PROBE))
+
+
 def reopen(scope: str, name: str) -> Callable[[Connection], None]:
     """The job that counts anew what the periods of a budget have spent, after its limit was changed."""
 
     def job(connection: Connection) -> None:
+        take_turns(connection)  # else a running gateway could charge a row that is about to go
         same = (budgets.c.scope == scope, budgets.c.name == name, budgets.c.period != "")
         connection.execute(delete(budgets).where(*same, budgets.c.reserved == 0))
 
@@ -153,10 +168,10 @@ def _missing(connection: Connection, wanted: Any) -> list[Budget]:
     return [budget for budget in in_order if (budget.scope, budget.name, budget.period) not in there]
 
 
-def _open(connection: Connection, budget: Budget) -> None:
-    """Make a budget's row, with what the ledger knows to be spent."""
+def _open(connection: Connection, budget: Budget) -> bool:
+    """Make a budget's row, with what the ledger knows to be spent; False where there is one by now."""
     row = {**_key(budget), "spent": _counted(connection, budget), "reserved": 0}
-    _insert_new(connection, budgets, [row], budgets.c.name)
+    return bool(_insert_new(connection, budgets, [row], budgets.c.name))
 
 
 def _counted(connection: Connection, budget: Budget) -> int:

@@ -14,6 +14,8 @@ from proxy.models import EXACT, Price
 from proxy.usage import Usage
 
 UNITS_PER_USD = 10**12
+MOST_UNITS = 9 * 10**18
+"""What a sum may come to: 9 million dollars. The databases count as far as 2^63."""
 _PRICE_UNITS = Decimal(10**6)
 """From USD per million tokens to units per token."""
 

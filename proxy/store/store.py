@@ -14,10 +14,10 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
 from proxy.store import Budget, BudgetSpent, UsageRow
-from proxy.store.database import MEMORY, lock, open_engine
+from proxy.store.database import LOCK_TIMEOUT, MEMORY, READ_ONLY, lock, open_engine
 from proxy.store.directory import Directory, now, read_if_newer
 from proxy.store.ledger import Record, alive, gone, release_all, reserve, spent
-from proxy.store.migrations import migrate
+from proxy.store.migrations import StoreTooNew, migrate
 from proxy.store.writer import StoreDown, Writer
 
 REFRESH = 2.0
@@ -53,6 +53,8 @@ class Store:
         self._lock = lock(self._url)
         try:
             await asyncio.get_running_loop().run_in_executor(self._reader, migrate, self._engine)
+        except StoreTooNew as error:
+            raise StoreDown(str(error)) from error
         except (SQLAlchemyError, OSError) as error:
             raise StoreDown(f"the store can't be opened: {type(error).__name__}") from error
         self._writer.start()
@@ -124,12 +126,15 @@ class Store:
             return await self._writer.submit(job)
         reading = asyncio.get_running_loop().run_in_executor(self._reader, self._read, job)
         try:
-            return await asyncio.shield(reading)
+            async with asyncio.timeout(LOCK_TIMEOUT):
+                return await asyncio.shield(reading)
         except SQLAlchemyError as error:
             raise StoreDown(type(error).__name__) from error
+        except TimeoutError:
+            raise StoreDown("the store takes too long") from None
 
     def _read(self, job: Callable[[Connection], T]) -> T:
-        with self._engine.connect() as connection:
+        with self._engine.connect().execution_options(**READ_ONLY) as connection:
             return job(connection)
 
     async def _refresh(self) -> None:

@@ -3,7 +3,8 @@
 A job is a function of a connection. The jobs that wait together run in one transaction; where that fails, each runs
 in one of its own, so that one bad job spoils nobody else's. No request touches a connection: a task that is
 cancelled inside a database call leaves it one reply behind. And a thread that runs a whole batch costs one hop,
-where an asynchronous driver costs one for each statement.
+where an asynchronous driver costs one for each statement. Gateways that share a PostgreSQL write one after the other,
+as SQLite's do: batches that touch the same budgets in another order would lock each other out.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from typing import Any, TypeVar
 
 import structlog
 from sqlalchemy import Connection, Engine
-from sqlalchemy.exc import InterfaceError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import DatabaseError, InterfaceError, InternalError, OperationalError, SQLAlchemyError
 
-from proxy.store.ledger import Record, record_all
+from proxy.store.database import take_turns
+from proxy.store.ledger import Record, probe, record_all
 
 T = TypeVar("T")
 Job = Callable[[Connection], Any]
@@ -27,7 +29,11 @@ Job = Callable[[Connection], Any]
 MOST_PER_COMMIT = 256
 MOST_WAITING = 20_000
 PAUSE = 0.5
-"""Seconds before what can wait is tried again."""
+"""Seconds before what can wait is tried again, and before a store that was down is."""
+PATIENCE = 8.0
+"""Seconds that a request waits for its job: less than an answer has for its end."""
+_DEADLOCKED = ("40001", "40P01")
+"""PostgreSQL's states of a transaction that stood in another's way: the same once more may pass."""
 
 _log = structlog.get_logger("ezat.store")
 
@@ -76,7 +82,11 @@ class Writer:
         result: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._queue.append(_Waiting(work, result))
         self._wake.set()
-        return await result
+        try:
+            async with asyncio.timeout(PATIENCE):
+                return await result
+        except TimeoutError:
+            raise StoreDown("the store takes too long") from None
 
     def later(self, work: Job | Record) -> None:
         """Do it whenever it can be done; nobody waits for it."""
@@ -106,13 +116,18 @@ class Writer:
                 self._wake.clear()
                 await self._wake.wait()
                 continue
-            batch = [self._queue.popleft() for _ in range(min(len(self._queue), MOST_PER_COMMIT))]
+            taken = [self._queue.popleft() for _ in range(min(len(self._queue), MOST_PER_COMMIT))]
+            batch = [each for each in taken if each.result is None or not each.result.done()]  # else it was given up
+            if not batch:
+                continue
             work = asyncio.get_running_loop().run_in_executor(self._thread, self._write, batch)
             for waiting, outcome in zip(batch, await asyncio.shield(work), strict=True):
                 self._settle(waiting, outcome)
             if not self.healthy:
                 if self._stopping:
                     return
+                if all(waiting.work is not probe for waiting in self._queue):
+                    self._queue.append(_Waiting(probe, None))
                 await asyncio.sleep(PAUSE)
 
     def _settle(self, waiting: _Waiting, outcome: Any) -> None:
@@ -139,29 +154,56 @@ class Writer:
         for attempt in (1, 2):
             try:
                 with self._engine.begin() as connection:
+                    take_turns(connection)
                     results = _done(connection, batch)
                 self.healthy = True
                 return results
-            except (OperationalError, InterfaceError) as error:  # a deadlock, a lost connection: once more
-                if attempt == 2:
-                    self.healthy = False
-                    _log.error("the store can't be written", error=type(error.orig).__name__)
-                    return [_Failure(error, is_down=True)] * len(batch)
             except Exception as error:
+                if _is_down(error):
+                    if attempt == 1 and _may_pass_now(error):
+                        continue
+                    self.healthy = False
+                    _log.error("the store can't be written", error=_name(error))
+                    return [_Failure(error, is_down=True)] * len(batch)
                 if len(batch) == 1:
                     return [_Failure(error, is_down=False)]
                 break
-        return [self._write([waiting])[0] for waiting in batch]
+        return self._write_apart(batch)
+
+    def _write_apart(self, batch: list[_Waiting]) -> list[Any]:
+        """Each job in a transaction of its own; where the store goes down meanwhile, the rest fail with it."""
+        results: list[Any] = []
+        for waiting in batch:
+            last = results[-1] if results else None
+            results.append(last if isinstance(last, _Failure) and last.is_down else self._write([waiting])[0])
+        return results
+
+
+def _is_down(error: Exception) -> bool:
+    """Whether the store is at fault: locked, full, read-only, broken, gone. Else it is the job."""
+    return isinstance(error, OperationalError | InterfaceError | InternalError) or type(error) is DatabaseError
+
+
+def _may_pass_now(error: Exception) -> bool:
+    """After a deadlock, or on a new connection in place of a lost one."""
+    if not isinstance(error, DatabaseError | InterfaceError):
+        return False
+    return error.connection_invalidated or getattr(error.orig, "sqlstate", None) in _DEADLOCKED
+
+
+def _name(error: Exception) -> str:
+    return type(error.orig if isinstance(error, DatabaseError | InterfaceError) else error).__name__
 
 
 def _done(connection: Connection, batch: list[_Waiting]) -> list[Any]:
-    """The results of a batch in its order; its records are written together, behind the other jobs."""
-    results: list[Any] = [None if isinstance(waiting.work, Record) else waiting.work(connection) for waiting in batch]
-    places = [place for place, waiting in enumerate(batch) if isinstance(waiting.work, Record)]
+    """The results of a batch in its order.
+
+    Its records are written together, before the other jobs: what a request has cost must be charged before what it
+    had reserved is given back, or another could reserve it.
+    """
     records = [waiting.work for waiting in batch if isinstance(waiting.work, Record)]
-    for place, new in zip(places, record_all(connection, records) if records else (), strict=True):
-        results[place] = new
-    return results
+    news = iter(record_all(connection, records) if records else ())
+    return [next(news) if isinstance(waiting.work, Record) else waiting.work(connection) for waiting in batch]
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,8 @@ def score(deployment: Deployment, name: bytes) -> float:
 
 def conversation_name(exchange: Exchange) -> bytes:
     """What a conversation is known by: the client's own name for it, else its organization, model, system messages
-    before the first other one, and that one, as the client sent them but for cache marks, which move."""
+    before the first other one, and that one, as the client sent them but for cache marks, which move. A mark makes a
+    block of a text, so a text counts as the block that it becomes."""
     organization = exchange.key.organization or exchange.key.id if exchange.key is not None else ""
     if exchange.session is not None:
         return encode([organization, exchange.session])
@@ -52,7 +53,7 @@ def conversation_name(exchange: Exchange) -> bytes:
 def _beginning_of_chat(messages: Any) -> list[Any]:
     beginning: list[Any] = []
     for message in messages if isinstance(messages, Sequence) else ():
-        beginning.append(message)
+        beginning.append(_in_blocks(message))
         if not (isinstance(message, dict) and message.get("role") in _SYSTEM):
             break
     return beginning
@@ -60,13 +61,21 @@ def _beginning_of_chat(messages: Any) -> list[Any]:
 
 def _beginning_of_messages(document: RequestDocument) -> list[Any]:
     raw = document.unchanged or b""
-    beginning = [document.value("system")]
+    beginning = [_blocks(document.value("system"))]
     for member in document.members:
         if member.key == "messages":
             for at, end in items(raw, member.at):
-                beginning.append(decode(raw[at:end]))
+                beginning.append(_in_blocks(decode(raw[at:end])))
                 break
     return beginning
+
+
+def _in_blocks(message: Any) -> Any:
+    return {**message, "content": _blocks(message.get("content"))} if isinstance(message, dict) else message
+
+
+def _blocks(content: Any) -> Any:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
 def _without_marks(value: Any) -> Any:

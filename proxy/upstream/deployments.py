@@ -6,7 +6,7 @@ The body is encoded once, with a slot for the name.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from time import monotonic
 from typing import TypeVar
 
@@ -82,36 +82,39 @@ class Deployments:
             if health.is_full or (faults and monotonic() > deadline):
                 continue
             exchange.deployment = deployment
-            probe = health.begin()
+            attempt = health.begin()
             try:
                 body = b"".join((head, encode(deployment.model), rest))
                 answer = await ask(self._upstreams[deployment.upstream], body)
             except UpstreamFault as fault:
                 health.end()
                 if fault.is_final:
-                    health.succeeded()
+                    health.succeeded(attempt)
                     raise
-                health.failed(fault.retry_after)
+                health.failed(attempt, fault.retry_after)
                 faults.append(fault)
                 _log_fault(exchange, deployment, fault)
                 continue
             except BaseException:
                 health.end()
-                if probe:
-                    health.leave_probe()
+                health.left(attempt)
                 raise
             exchange.defer(health.end)
-            health.succeeded()
+            health.succeeded(attempt)
             return answer
         raise worst(faults)
 
-    def _in_turn(self, exchange: Exchange) -> list[Deployment]:
-        """The deployments in the order to ask them: the cooling ones last."""
+    def _in_turn(self, exchange: Exchange) -> Iterator[Deployment]:
+        """The deployments in the order to ask them: the cooling ones last, as they are when the turn comes."""
         deployments = exchange.model.deployments
         if len(deployments) == 1:
-            return list(deployments)
-        preferred = by_preference(deployments, conversation_name(exchange))
-        return sorted(preferred, key=lambda each: self._health_of(exchange.model, each).is_cooling)
+            yield deployments[0]
+            return
+        waiting = by_preference(deployments, conversation_name(exchange))
+        while waiting:
+            found = next((each for each in waiting if not self._health_of(exchange.model, each).is_cooling), waiting[0])
+            waiting.remove(found)
+            yield found
 
     def _health_of(self, model: Model, deployment: Deployment) -> Health:
         key = (model.id, deployment)
@@ -130,10 +133,8 @@ def worst(faults: Sequence[UpstreamFault]) -> UpstreamFault:
         kind = Kind.RATE_LIMIT
     else:
         kind = next((kind for kind in (Kind.OVERLOADED, Kind.TIMEOUT) if kind in kinds), Kind.INTERNAL)
-    told = next((fault for fault in faults if fault.kind is kind), faults[-1])
+    told = next(fault for fault in faults if fault.kind is kind)
     waits = [fault.retry_after for fault in faults if fault.kind is kind and fault.retry_after is not None]
-    if told.kind is not kind:  # a mixture of rate limits and failures
-        return UpstreamFault(kind, told.cause)
     told.retry_after = min(waits) if waits else told.retry_after
     return told
 

@@ -46,9 +46,9 @@ class RunningLlm(NamedTuple):
 
 
 def local_llm_config() -> dict[str, Any]:
-    """The shipped configuration, with a keep-alive after one second of silence."""
+    """The shipped configuration, with a keep-alive after half a second of silence."""
     config: dict[str, Any] = YAML(typ="safe", pure=True).load(REPOSITORY / "config" / "local-llm.yaml")
-    return {**config, "server": {"ping_interval": 1}}
+    return {**config, "server": {"ping_interval": 0.5}}
 
 
 def llm_of(gateway: GatewayProcess) -> RunningLlm:

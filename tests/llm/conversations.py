@@ -38,7 +38,7 @@ def openai_tools() -> dict[str, Any]:
 
 
 def anthropic_tools() -> dict[str, Any]:
-    """The same conversation in the Messages format."""
+    """The same conversation in the Messages format; the SDK takes a temperature only beside its own fields."""
     messages: list[dict[str, Any]] = []
     for number, (city, weather) in enumerate(CITIES.items()):
         call = {"type": "tool_use", "id": f"call_{number}", "name": "weather", "input": {"city": city}}
@@ -52,7 +52,7 @@ def anthropic_tools() -> dict[str, Any]:
     return {
         "model": MODEL,
         "max_tokens": 60,
-        "temperature": 0,
+        "extra_body": {"temperature": 0},
         "messages": [*messages, {"role": "user", "content": "What is the weather in Paris?"}],
         "tools": [{"name": "weather", "description": "Tells the weather of a city", "input_schema": schema()}],
     }

@@ -6,15 +6,26 @@ from pathlib import Path
 
 from alembic import command
 from alembic.config import Config
+from alembic.util import CommandError
 from sqlalchemy import Connection, Engine
 
 
+class StoreTooNew(Exception):
+    """A later version of the gateway has brought the database to its own schema."""
+
+
 def migrate(engine: Engine) -> None:
-    """Apply what is missing, in one transaction; several gateways that start together take turns."""
+    """Apply what is missing, in one transaction; several gateways that start together take turns.
+
+    Raises StoreTooNew, SQLAlchemyError.
+    """
     with engine.begin() as connection:
         if connection.dialect.name == "postgresql":
             connection.exec_driver_sql("SELECT pg_advisory_xact_lock(775533)")
-        _upgrade(connection)
+        try:
+            _upgrade(connection)
+        except CommandError as error:
+            raise StoreTooNew("the store was brought to a later version; start that version of the gateway") from error
 
 
 def _upgrade(connection: Connection) -> None:

@@ -13,7 +13,7 @@ export async function play(cases) {
     const told = await Promise.resolve()
       .then(play)
       .then(
-        (result) => ({ result }),
+        (result = null) => ({ result }),
         (error) => ({ broken: String(error?.stack ?? error) }),
       );
     console.log(JSON.stringify({ case: name, ...told }));
