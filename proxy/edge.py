@@ -5,7 +5,7 @@ All of it is off by default, and what a client says of itself is believed only f
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 
 from aiohttp import web
@@ -19,7 +19,7 @@ EXPOSED = "*"
 PREFLIGHT_SECONDS = "7200"
 
 
-def client_address(request: web.Request, trusted: Sequence[Network]) -> str | None:
+def client_address(request: web.BaseRequest, trusted: Sequence[Network]) -> str | None:
     """Who asks: the peer, or behind trusted proxies the last address that none of them vouches for."""
     address = request.remote
     if not trusted or address is None:
@@ -43,14 +43,15 @@ def _read(text: str) -> Address | None:
     return (address.ipv4_mapped or address) if isinstance(address, IPv6Address) else address
 
 
-def is_preflight(request: web.Request) -> bool:
+def is_preflight(request: web.BaseRequest) -> bool:
     """Whether a browser asks if it may send a request to another origin."""
     return request.method == "OPTIONS" and "access-control-request-method" in request.headers
 
 
-def preflight_answer(request: web.Request) -> web.Response:
-    """What a browser may send; the origin is added by ``cors``, and only to those that are allowed."""
+def preflight_answer(request: web.BaseRequest, origins: Sequence[str]) -> web.Response:
+    """What a browser may send."""
     headers = {
+        **cors_headers(request, origins),
         "access-control-allow-methods": ALLOWED_METHODS,
         "access-control-allow-headers": request.headers.get("access-control-request-headers", "*"),
         "access-control-max-age": PREFLIGHT_SECONDS,
@@ -58,16 +59,15 @@ def preflight_answer(request: web.Request) -> web.Response:
     return web.Response(status=204, headers=headers)
 
 
-def cors(origins: Sequence[str]) -> Callable[[web.Request, web.StreamResponse], Awaitable[None]]:
-    """A signal handler that tells browsers of these origins (``*``: all) that they may read an answer."""
-
-    async def tell(request: web.Request, response: web.StreamResponse) -> None:
-        origin = request.headers.get("origin")
-        if origin is None:
-            return
-        response.headers.add("vary", "origin")
-        if "*" in origins or origin in origins:
-            response.headers["access-control-allow-origin"] = "*" if "*" in origins else origin
-            response.headers["access-control-expose-headers"] = EXPOSED
-
-    return tell
+def cors_headers(request: web.BaseRequest, origins: Sequence[str]) -> dict[str, str]:
+    """What tells browsers of these origins (``*``: all) that they may read an answer."""
+    origin = request.headers.get("origin")
+    if origin is None:
+        return {}
+    if "*" not in origins and origin not in origins:
+        return {"vary": "origin"}
+    return {
+        "vary": "origin",
+        "access-control-allow-origin": "*" if "*" in origins else origin,
+        "access-control-expose-headers": EXPOSED,
+    }

@@ -11,7 +11,7 @@ from urllib.parse import unquote
 
 from aiohttp import web
 
-Endpoint = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Endpoint = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 Endpoints = Mapping[str, Mapping[str, Endpoint]]
 """Path to method to what answers. A path that ends in a slash stands for all paths below it."""
 
@@ -47,7 +47,7 @@ def _below(endpoints: Endpoints, path: str) -> Mapping[str, Endpoint] | None:
     return None
 
 
-def below(request: web.Request, prefix: str) -> str:
+def below(request: web.BaseRequest, prefix: str) -> str:
     """What stands behind the prefix in the path, slashes raw or percent-encoded."""
     return unquote(request.rel_url.raw_path[len(prefix) :])
 

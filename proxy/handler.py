@@ -5,7 +5,7 @@ question decides how it is told: has the answer begun?
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import aiohttp
@@ -22,7 +22,6 @@ from proxy.ending import log_bug, log_fault, log_lost_record, log_request
 from proxy.errors import GatewayError, PluginFault, internal
 from proxy.exchange import Exchange
 from proxy.headers import answer_headers, error_headers
-from proxy.models import ModelTable
 from proxy.own_answers import events_of, filled
 from proxy.pipeline import Chain, Passage
 from proxy.plugin import Outcome, Route
@@ -35,6 +34,9 @@ from proxy.upstream.faults import UpstreamFault, client_path, timed_out
 from proxy.upstream.stream import MessageStream
 
 DIALECTS: dict[str, Dialect] = {"openai": OpenAI(), "messages": Messages()}
+
+
+NewExchange = Callable[[Route, web.BaseRequest], Exchange]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,7 @@ class Handler:
         self,
         chain: Chain,
         dialect: Dialect,
-        models: ModelTable,
+        new_exchange: NewExchange,
         deployments: Deployments,
         rim: Rim,
         tasks: Background,
@@ -62,15 +64,15 @@ class Handler:
     ) -> None:
         self._chain = chain
         self._dialect = dialect
-        self._models = models
+        self._new_exchange = new_exchange
         self._deployments = deployments
         self._rim = rim
         self._tasks = tasks
         self._running = running
 
-    async def handle(self, request: web.Request) -> web.StreamResponse:
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request."""
-        exchange = Exchange(self._chain.route, request.headers, self._models)
+        exchange = self._new_exchange(self._chain.route, request)
         run = _Run(self, request, exchange)
         self._running.add(run)
         try:
@@ -82,7 +84,7 @@ class Handler:
 class _Run:
     """One exchange while it runs."""
 
-    def __init__(self, handler: Handler, request: web.Request, exchange: Exchange) -> None:
+    def __init__(self, handler: Handler, request: web.BaseRequest, exchange: Exchange) -> None:
         self._handler = handler
         self._request = request
         self._exchange = exchange

@@ -12,6 +12,7 @@ from proxy.catalogue import messages_model, messages_page, openai_list, openai_m
 from proxy.endpoints import Endpoint, below
 from proxy.errors import GatewayError, Kind, refused
 from proxy.exchange import Exchange, model_not_found
+from proxy.handler import NewExchange
 from proxy.headers import answer_headers
 from proxy.models import Model
 from proxy.own_view import cost_of_request, key_view
@@ -19,7 +20,7 @@ from proxy.pipeline import Chain, Passage
 from proxy.plugin import Outcome, Route, Services
 from proxy.store.writer import StoreDown
 
-KeyedPage = Callable[[web.Request, Exchange], Awaitable[Any]]
+KeyedPage = Callable[[web.BaseRequest, Exchange], Awaitable[Any]]
 
 
 def json_answer(exchange: Exchange, value: Any, status: int = 200) -> web.Response:
@@ -31,9 +32,10 @@ def json_answer(exchange: Exchange, value: Any, status: int = 200) -> web.Respon
 class Pages:
     """The pages by their paths. A path that ends in a slash stands for all paths below it."""
 
-    def __init__(self, chain: Chain, services: Services, base_path: str) -> None:
+    def __init__(self, chain: Chain, services: Services, new_exchange: NewExchange, base_path: str) -> None:
         self._chain = chain
         self._services = services
+        self._new_exchange = new_exchange
         self._base = base_path
 
     def table(self) -> dict[str, dict[str, Endpoint]]:
@@ -49,8 +51,8 @@ class Pages:
         return {path: {"GET": self._keyed(page)} for path, page in pages.items()}
 
     def _keyed(self, page: KeyedPage) -> Endpoint:
-        async def endpoint(request: web.Request) -> web.StreamResponse:
-            exchange = Exchange(Route.MODELS, request.headers, self._services.models)
+        async def endpoint(request: web.BaseRequest) -> web.StreamResponse:
+            exchange = self._new_exchange(Route.MODELS, request)
             passage = Passage(self._chain, exchange)
             outcome = Outcome.FAILED
             try:
@@ -75,16 +77,16 @@ class Pages:
             raise model_not_found(name)
         return model
 
-    async def _openai_models(self, request: web.Request, exchange: Exchange) -> Any:
+    async def _openai_models(self, request: web.BaseRequest, exchange: Exchange) -> Any:
         return openai_list(self._visible(exchange))
 
-    async def _openai_model(self, request: web.Request, exchange: Exchange) -> Any:
+    async def _openai_model(self, request: web.BaseRequest, exchange: Exchange) -> Any:
         return openai_model(self._one(exchange, below(request, self._base + "/openai/v1/models/")))
 
-    async def _messages_model(self, request: web.Request, exchange: Exchange) -> Any:
+    async def _messages_model(self, request: web.BaseRequest, exchange: Exchange) -> Any:
         return messages_model(self._one(exchange, below(request, self._base + "/v1/models/")))
 
-    async def _messages_models(self, request: web.Request, exchange: Exchange) -> Any:
+    async def _messages_models(self, request: web.BaseRequest, exchange: Exchange) -> Any:
         query = request.rel_url.query
         limit = query.get("limit", "20")
         try:
@@ -98,8 +100,8 @@ class Pages:
             name, _, text = str(error).partition(": ")
             raise refused(name, text) from None
 
-    async def _key(self, request: web.Request, exchange: Exchange) -> Any:
+    async def _key(self, request: web.BaseRequest, exchange: Exchange) -> Any:
         return await key_view(exchange, self._services, self._visible(exchange))
 
-    async def _request(self, request: web.Request, exchange: Exchange) -> Any:
+    async def _request(self, request: web.BaseRequest, exchange: Exchange) -> Any:
         return await cost_of_request(exchange, self._services, below(request, self._base + "/api/key/requests/"))

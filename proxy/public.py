@@ -11,7 +11,7 @@ from aiohttp import web
 from proxy.background import Background
 from proxy.catalogue import catalogue
 from proxy.dialects import Dialect
-from proxy.edge import is_preflight, preflight_answer
+from proxy.edge import cors_headers, is_preflight, preflight_answer
 from proxy.ending import log_fault
 from proxy.endpoints import Endpoint, find, is_openai, not_found
 from proxy.errors import GatewayError, Kind, PluginFault, internal
@@ -70,7 +70,7 @@ class Public:
             chain = self._pipeline.chains.get(route)
             if chain is None:
                 return _switched_off
-            return Handler(chain, dialect, self._models, deployments, rim, self._tasks, self._running).handle
+            return Handler(chain, dialect, self._exchange, deployments, rim, self._tasks, self._running).handle
 
         openai, messages = DIALECTS["openai"], DIALECTS["messages"]
         keyless = {
@@ -87,11 +87,11 @@ class Public:
             "/v1/messages": {"POST": exchange(Route.MESSAGES, messages)},
             "/v1/messages/count_tokens": {"POST": exchange(Route.COUNT_TOKENS, messages)},
             "/openai/v1/chat/completions": {"POST": exchange(Route.CHAT_COMPLETIONS, openai)},
-            **Pages(self._pipeline.chains[Route.MODELS], self._services, self._base).table(),
+            **Pages(self._pipeline.chains[Route.MODELS], self._services, self._exchange, self._base).table(),
             **{path: {"GET": endpoint, "HEAD": endpoint} for path, endpoint in (*keyless.items(), *pages)},
         }
 
-    async def answer(self, request: web.Request) -> web.StreamResponse:
+    async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request, whatever it is."""
         try:
             path = request.rel_url.raw_path
@@ -99,7 +99,7 @@ class Public:
             if methods is None:
                 raise GatewayError(Kind.PATH_NOT_FOUND, not_found(path.removeprefix(self._base)))
             if self._settings.cors_origins and is_preflight(request):
-                return preflight_answer(request)
+                return preflight_answer(request, self._settings.cors_origins)
             endpoint = methods.get(request.method)
             if endpoint is None:
                 allowed = ", ".join(methods)
@@ -114,8 +114,14 @@ class Public:
             _log.exception("the gateway failed", path=request.path[:256])
             return self._refusal(request, internal())
 
-    def _refusal(self, request: web.Request, error: GatewayError) -> web.Response:
-        exchange = Exchange(Route.MODELS, request.headers, self._models)
+    def _exchange(self, route: Route, request: web.BaseRequest) -> Exchange:
+        exchange = Exchange(route, request.headers, self._models)
+        if self._settings.cors_origins:
+            exchange.answer_headers.update(cors_headers(request, self._settings.cors_origins))
+        return exchange
+
+    def _refusal(self, request: web.BaseRequest, error: GatewayError) -> web.Response:
+        exchange = self._exchange(Route.MODELS, request)
         if isinstance(error, PluginFault):
             log_fault(error, exchange)
         dialect = DIALECTS["openai" if is_openai(request.path.removeprefix(self._base)) else "messages"]
@@ -125,34 +131,34 @@ class Public:
             headers={**answer_headers(exchange), **error_headers(error)},
         )
 
-    async def _root(self, request: web.Request) -> web.Response:
+    async def _root(self, request: web.BaseRequest) -> web.Response:
         return self._json(request, {"name": "EZAT Router", "models": "/api/models"})
 
-    async def _alive(self, request: web.Request) -> web.Response:
+    async def _alive(self, request: web.BaseRequest) -> web.Response:
         return self._json(request, {"status": "ok"})
 
-    async def _ready(self, request: web.Request) -> web.Response:
+    async def _ready(self, request: web.BaseRequest) -> web.Response:
         if self._running.draining or not self._services.store.is_ready:
             return self._json(request, {"status": "not ready"}, status=503)
         return self._json(request, {"status": "ready"})
 
-    async def _catalogue(self, request: web.Request) -> web.Response:
+    async def _catalogue(self, request: web.BaseRequest) -> web.Response:
         return self._json(request, catalogue(self._models))
 
-    async def _described(self, request: web.Request) -> web.Response:
-        headers = {**answer_headers(Exchange(Route.MODELS, request.headers, self._models)), "content-type": YAML}
+    async def _described(self, request: web.BaseRequest) -> web.Response:
+        headers = {**answer_headers(self._exchange(Route.MODELS, request)), "content-type": YAML}
         return web.Response(body=self._description, headers=headers)
 
     def _page(self, value: Any) -> Endpoint:
-        async def page(request: web.Request) -> web.Response:
+        async def page(request: web.BaseRequest) -> web.Response:
             return self._json(request, value)
 
         return page
 
-    def _json(self, request: web.Request, value: Any, status: int = 200) -> web.Response:
-        return json_answer(Exchange(Route.MODELS, request.headers, self._models), value, status)
+    def _json(self, request: web.BaseRequest, value: Any, status: int = 200) -> web.Response:
+        return json_answer(self._exchange(Route.MODELS, request), value, status)
 
 
-async def _switched_off(request: web.Request) -> web.StreamResponse:
+async def _switched_off(request: web.BaseRequest) -> web.StreamResponse:
     message = "the plugin chat_completions is switched off here; use POST /v1/messages"
     raise GatewayError(Kind.PATH_NOT_FOUND, message)

@@ -19,7 +19,7 @@ DECISIVE = ("model", "max_tokens", "messages", "stream")
 """Fields that may stand only once: the gateway would judge one of the two, the upstream read the other."""
 
 
-def check_headers(request: web.Request) -> None:
+def check_headers(request: web.BaseRequest) -> None:
     """What the headers alone tell about the body. Raises GatewayError."""
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("identity", ""):
@@ -33,7 +33,7 @@ def too_large() -> GatewayError:
     return GatewayError(Kind.TOO_LARGE, f"the request is larger than {MOST_BYTES // 2**20} MB")
 
 
-async def read_body(request: web.Request, seconds: float) -> bytes:
+async def read_body(request: web.BaseRequest, seconds: float) -> bytes:
     """The whole body. Raises GatewayError for one that is too large, too slow or broken."""
     if request.headers.get("expect", "").lower() == "100-continue" and request.version >= (1, 1):
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")

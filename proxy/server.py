@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Iterable, Mapping
 
 import aiohttp
@@ -13,8 +12,8 @@ from aiohttp.http_parser import HttpRequestParser
 
 from proxy.background import Background
 from proxy.demo import DemoUpstream
-from proxy.edge import cors
 from proxy.errors import CannotStart
+from proxy.http_server import HttpServer
 from proxy.limits import Limiter, open_limiter
 from proxy.loading import Pipeline
 from proxy.local_llm import LocalLlm
@@ -52,7 +51,7 @@ class Gateway:
         self._client: UpstreamClient | None = None
         self._plugin_session: aiohttp.ClientSession | None = None
         self._started: list[Plugin] = []
-        self._runner: web.AppRunner | None = None
+        self._runner: web.ServerRunner | None = None
         self._running = Running(config.server.most_body_bytes)
         self._stop_at_once = asyncio.Event()
         self.port = config.server.port
@@ -129,45 +128,13 @@ class Gateway:
 
     async def _listen(self, public: Public) -> None:
         settings = self._config.server
-        app = web.Application(client_max_size=MOST_BYTES, logger=_QUIET)
-        app.router.add_route("*", "/{path:.*}", public.answer, expect_handler=_no_continue)
-        if settings.cors_origins:
-            app.on_response_prepare.append(cors(settings.cors_origins))
-        self._runner = web.AppRunner(
-            app,
-            handler_cancellation=True,
-            access_log=None,
-            logger=_QUIET,
-            auto_decompress=False,
-            keepalive_timeout=settings.keepalive_timeout,
-            shutdown_timeout=LINGER,
-        )
+        server = HttpServer(public.answer, most_bytes=MOST_BYTES, keepalive=settings.keepalive_timeout)
+        self._runner = web.ServerRunner(server, shutdown_timeout=LINGER)
         await self._runner.setup()
         site = web.TCPSite(self._runner, settings.host, settings.port, backlog=1024)
         await site.start()
         addresses = self._runner.addresses
         self.port = addresses[0][1] if addresses else settings.port
-
-
-async def _no_continue(request: web.Request) -> None:
-    """``100 Continue`` goes out only when the body is to be read: the key is judged first."""
-
-
-def _quiet_logger() -> logging.Logger:
-    """aiohttp's own messages quote what clients sent, keys too: only what kind of error it was is logged."""
-
-    class WithoutArguments(logging.Filter):
-        def filter(self, record: logging.LogRecord) -> bool:
-            kind = record.exc_info[0].__name__ if record.exc_info and record.exc_info[0] else "none"
-            record.msg, record.args, record.exc_info = f"aiohttp reports an error of kind {kind}", (), None
-            return True
-
-    logger = logging.getLogger("ezat.http")
-    logger.addFilter(WithoutArguments())
-    return logger
-
-
-_QUIET = _quiet_logger()
 
 
 def described_plugins(plugins: Iterable[Plugin]) -> list[tuple[str, str]]:

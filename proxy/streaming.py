@@ -25,7 +25,7 @@ class AnswerStream:
 
     def __init__(
         self,
-        request: web.Request,
+        request: web.BaseRequest,
         headers: Callable[[], Mapping[str, str]],
         ping: bytes,
         ping_interval: float,

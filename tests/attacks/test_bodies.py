@@ -13,7 +13,7 @@ import re
 import time
 import zlib
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from typing import Any, NamedTuple
 
 import pytest
@@ -24,8 +24,8 @@ from tests.attacks.raw_client import (
     CHAT,
     GET_HEALTH,
     MESSAGES,
-    PATIENCE,
     UPSTREAM_KEY,
+    Answer,
     RawClient,
     ask,
     asked,
@@ -127,14 +127,13 @@ TINY = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", BOTH)
 @pytest.mark.parametrize("name", TINY)
-async def test_b5_tiny_chunks_cost_little(gateway: GatewayProcess, upstream: RawUpstream, name: str, path: str) -> None:
+async def test_b5_tiny_chunks_cost_little(gateway: GatewayProcess, upstream: RawUpstream, name: str) -> None:
     """A body in absurd chunks is answered or refused, for seconds of processor time and little memory."""
     padding, size, extension = TINY[name]
     body = raw_asked(metadata=b'{"a":"%b"}' % padding)
     async with connected(gateway) as client, taken_by(gateway) as taken:
-        client.send(head(path, "transfer-encoding: chunked") + in_chunks(body, size, extension))
+        client.send(head(MESSAGES, "transfer-encoding: chunked") + in_chunks(body, size, extension))
         answer = await client.answer()
 
     assert answer.status in (200, 400)
@@ -350,7 +349,7 @@ READ_NUMBERS: dict[str, tuple[str, str, dict[str, bytes], int]] = {
     "native max_tokens of 1e400": (MESSAGES, "max_tokens", {"max_tokens": b"1e400"}, 400),
     "native max_tokens of -0": (MESSAGES, "max_tokens", {"max_tokens": b"-0"}, 400),
     "native max_tokens of 2^64": (MESSAGES, "max_tokens", {"max_tokens": b"18446744073709551616"}, 200),
-    "native max_tokens of 5000 digits": (MESSAGES, "max_tokens", {"max_tokens": b"9" * 5000}, 200),
+    "native max_tokens of 5000 digits": (MESSAGES, "max_tokens", {"max_tokens": b"9" * 5000}, 400),
 }
 
 
@@ -451,7 +450,6 @@ CONTENT_TYPES = {
     "a URL-encoded form": ("content-type: application/x-www-form-urlencoded",),
     "another charset": ("content-type: application/json; charset=utf-16",),
     "nonsense": ("content-type: ;;=\x80",),
-    "twice": ("content-type: text/html", "content-type: image/png"),
 }
 FORMS = {
     "multipart": b'--x\r\ncontent-disposition: form-data; name="model"\r\n\r\nmodel\r\n--x--\r\n',
@@ -517,32 +515,20 @@ async def test_b21_identity_is_no_compression(gateway: GatewayProcess, upstream:
 
 # Much at once
 
-BUDGET = "there is no budget of bytes in flight yet"
 
-
-@pytest.mark.slow
-@pytest.mark.xfail(strict=True, reason=BUDGET)
+@pytest.mark.xfail(strict=True, reason="there is no budget of bytes in flight yet")
 async def test_b23_large_bodies_at_once_are_bounded(gateway: GatewayProcess, upstream: RawUpstream) -> None:
-    """Of twenty bodies of 32 MB at once some are a 503 with retry-after, and the memory stays bounded."""
-    body = padded(MOST)[:-1]  # the last byte doesn't come, so that all of them stay in flight
+    """Of twenty bodies of 32 MB at once some are a 503 with retry-after before they are read: memory is bounded."""
+    beginning = head(MESSAGES, f"content-length: {MOST}") + padded(MOST)[: 4 * MB]  # and the rest doesn't come
     async with AsyncExitStack() as stack, taken_by(gateway) as taken:
         clients = [await stack.enter_async_context(connected(gateway)) for _ in range(20)]
-        await asyncio.gather(*(_send_while_it_is_read(client, body) for client in clients))
-        refused = [answer for client in clients if (answer := await _answer_at_once(client)) is not None]
+        await asyncio.gather(*(client.send_all(beginning) for client in clients))
+        at_once = await asyncio.gather(*(client.answer(0.5) for client in clients), return_exceptions=True)
 
+    refused = [answer for answer in at_once if isinstance(answer, Answer)]
     assert {503} == {answer.status for answer in refused}
     assert all(int(answer.headers["retry-after"]) >= 1 for answer in refused)
-    assert taken.memory < 400 * MB
-
-
-async def _send_while_it_is_read(client: RawClient, body: bytes) -> None:
-    with suppress(ConnectionError):
-        await client.send_all(head(MESSAGES, f"content-length: {MOST}") + body)
-
-
-async def _answer_at_once(client: RawClient) -> Any:
-    with suppress(TimeoutError):
-        return await client.answer(0.05)
+    assert taken.memory < 64 * MB
 
 
 # A large body and the others
@@ -566,27 +552,29 @@ LARGE: dict[str, Sequence[dict[str, Any]]] = {
     ],
     "30,000 messages": [{"role": ("user", "assistant")[at % 2], "content": "word " * 200} for at in range(29_001)],
 }
-LONGEST_STALL = 1.5
-"""Seconds that a probe may take while the body of another is read: several times what it should be, for slow machines."""
+LARGE_CASES = [*((CHAT, shape) for shape in LARGE), (MESSAGES, "one text")]
+LONGEST_STALL, MOST_WORK = 4.0, 2.0
+"""Seconds that another request may take meanwhile, and of the gateway's processor: many times what is usual, since a
+busy machine stretches the first."""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", BOTH)
-@pytest.mark.parametrize("shape", LARGE)
+@pytest.mark.parametrize(("path", "shape"), LARGE_CASES)
 async def test_b24_a_large_body_does_not_hold_up_the_others(
     gateway: GatewayProcess, upstream: RawUpstream, shape: str, path: str
 ) -> None:
     """While a body of 30 MB is read, translated and sent on, other requests are answered."""
     body = json.dumps(asked(messages=LARGE[shape])).encode()
-    async with connected(gateway) as client, connected(gateway) as probe:
+    async with connected(gateway) as client, connected(gateway) as probe, taken_by(gateway) as taken:
         client.send(post(path, body))
         answering = asyncio.create_task(client.answer())
-        stalls = [taken async for taken in _probed(probe, answering)]
+        stalls = [seconds async for seconds in _probed(probe, answering)]
         answer = await answering
 
     assert 28_000_000 < len(body) < MOST
     assert 200 == answer.status, answer.body[:500]
     assert max(stalls) < LONGEST_STALL
+    assert taken.seconds < MOST_WORK
 
 
 async def _probed(probe: RawClient, until: asyncio.Task[Any]) -> AsyncIterator[float]:
@@ -683,4 +671,3 @@ async def test_b27_letter_case_and_outer_spaces_do_not_matter(
 
     assert (200, name) == (answer.status, answer.data["model"])
     assert "model-at-upstream" == json.loads(upstream.asked[0].body)["model"]
-

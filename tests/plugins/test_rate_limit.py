@@ -26,6 +26,7 @@ from proxy.testing import MODEL, PluginInList, Reply, ScriptedUpstream, make_exc
 
 Json = dict[str, Any]
 MODELS = ModelTable([MODEL])
+NONE = Limits()
 
 
 async def plugin_of(url: str = "memory") -> RateLimit:
@@ -41,7 +42,7 @@ async def plugin() -> RateLimit:
     return await plugin_of()
 
 
-def key_of(id: str = "k", organization: str | None = None, of_all: Limits = Limits(), **limits: int) -> Key:
+def key_of(id: str = "k", organization: str | None = None, of_all: Limits = NONE, **limits: int) -> Key:
     return Key(id, id, organization, limits=Limits(**limits), organization_limits=of_all)
 
 

@@ -1,0 +1,95 @@
+"""aiohttp's low-level server, set up for a gateway.
+
+No Application: its router, its match of each path and its own answers to unknown ones are not used. What is no HTTP
+is answered in an envelope, too, and never quoted: neither to the client nor in the log, since it may hold a key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import uuid_utils
+from aiohttp import web
+from aiohttp.abc import AbstractStreamWriter
+from aiohttp.http_parser import RawRequestMessage
+from aiohttp.streams import StreamReader
+
+from proxy.jsontext import encode
+
+Answer = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+
+
+class _WithoutArguments(logging.Filter):
+    """aiohttp's own messages quote what clients sent: only what kind of error it was is logged."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        kind = record.exc_info[0].__name__ if record.exc_info and record.exc_info[0] else "none"
+        record.msg, record.args, record.exc_info = f"aiohttp reports an error of kind {kind}", (), None
+        return True
+
+
+_quiet = logging.getLogger("ezat.http")
+_quiet.addFilter(_WithoutArguments())
+
+
+class _Protocol(web.RequestHandler):
+    """One connection of a client."""
+
+    __slots__ = ()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """The answer to what is no HTTP, or where nothing else could be answered. The connection is closed."""
+        if status >= 500:
+            self.log_exception("the connection failed", exc_info=exc)
+        if request.writer.output_size > 0:
+            raise ConnectionError("the answer has begun already")
+        request_id = str(uuid_utils.uuid7())
+        kind, words = ("invalid_request_error", "this is no valid HTTP") if status < 500 else ("api_error", "it failed")
+        body = encode(
+            {"type": "error", "error": {"type": kind, "message": words, "code": None}, "request_id": request_id}
+        )
+        headers = {"request-id": request_id, "x-request-id": request_id, "content-type": "application/json"}
+        response = web.Response(status=status, body=body, headers=headers)
+        response.force_close()
+        return response
+
+
+class HttpServer(web.Server):
+    """Answers every request with one function.
+
+    ``most_bytes`` is the largest body, ``keepalive`` the seconds for which an idle connection of a client is kept.
+    """
+
+    def __init__(self, answer: Answer, *, most_bytes: int, keepalive: float) -> None:
+        super().__init__(
+            answer,
+            request_factory=self._request,
+            handler_cancellation=True,
+            access_log=None,
+            logger=_quiet,
+            auto_decompress=False,
+            keepalive_timeout=keepalive,
+        )
+        self._most_bytes = most_bytes
+
+    def __call__(self) -> web.RequestHandler:
+        return _Protocol(self, loop=self._loop, **self._kwargs)
+
+    def _request(
+        self,
+        message: RawRequestMessage,
+        payload: StreamReader,
+        protocol: web.RequestHandler,
+        writer: AbstractStreamWriter,
+        task: asyncio.Task[Any],
+    ) -> web.BaseRequest:
+        return web.BaseRequest(message, payload, protocol, writer, task, self._loop, client_max_size=self._most_bytes)
