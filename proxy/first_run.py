@@ -8,6 +8,7 @@ import aiohttp
 from rich.console import Console
 from rich.table import Table
 
+from proxy.setting_types import BUILT_IN
 from proxy.settings import Config
 
 HANDBOOK = "You answer questions about a handbook of bicycle repair. " + " ".join(
@@ -21,10 +22,10 @@ def greeting(config: Config, url: str) -> str:
     """The address, and with a built-in upstream a key and lines to try."""
     lines = [f"EZAT Router listens on {url}"]
     key, model = first_key(config), first_model(config)
-    if key is None or not any(upstream.is_demo for upstream in config.upstreams.values()):
+    if key is None or not any(upstream.base_url in BUILT_IN for upstream in config.upstreams.values()):
         return "\n".join(lines)
     lines += [
-        f"demo key: {key}",
+        f"key: {key}",
         "",
         "curl",
         f"  curl {url}/openai/v1/chat/completions -H 'Authorization: Bearer {key}' \\",

@@ -138,7 +138,8 @@ class OutputPlugin:
     """The kinds of events that it wants; None: all. The rest pass by it as bytes."""
 
     async def on_answer(self, answer: Answer) -> None:
-        """A whole answer passes by, but for the count of ``count_tokens``. Change it by ``answer.change()`` or ``answer.replace(…)``."""
+        """A whole answer passes by; not the count of ``count_tokens``. Change it by ``answer.change()`` or
+        ``answer.replace(…)``."""
 
     def on_event(self, event: Event) -> Sequence[Event]:
         """One event of a stream passes by. Return what goes on: usually ``[event]``, ``[]`` to drop it."""

@@ -19,6 +19,7 @@ from proxy.store.database import take_turns
 from proxy.store.schema import budgets, gateways, reservations, usage
 
 DAY = 86400
+_COUNTED = {"preserve_rowcount": True}
 PROBE = "probe"
 PROBE_BYTES = 65536
 _ADD = (
@@ -37,6 +38,33 @@ class Record(NamedTuple):
 
     row: UsageRow
     charged: Sequence[Budget]
+
+
+class NotAsUsual(Exception):
+    """A row was there already, or a budget was not: to be done again, with care."""
+
+
+def record_usual(connection: Connection, records: Sequence[Record], known: set[Budget]) -> list[bool]:
+    """``record_all`` for what is nearly always so: every row is new, and every budget among the ``known`` has a row.
+
+    Raises NotAsUsual, and then the transaction must be given up.
+    """
+    insert: Any = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
+    rows = [{**asdict(each.row), "day": int(each.row.at // DAY)} for each in records]
+    result = connection.execute(insert(usage).on_conflict_do_nothing(), rows, execution_options=_COUNTED)
+    charges: Counter[Budget] = Counter()
+    for each in records:
+        for budget in each.charged:
+            charges[budget] += each.row.cost
+    if result.rowcount != len(rows) or not charges.keys() <= known:
+        raise NotAsUsual
+    changes = [(budget, cost, 0) for budget, cost in charges.items() if cost]
+    if _add(connection, changes) != len(changes):
+        raise NotAsUsual
+    limited = [each.row.request_id for each in records if any(budget.limit is not None for budget in each.charged)]
+    if limited:  # only these reserve
+        release_all(connection, limited)
+    return [True] * len(rows)
 
 
 def record_all(connection: Connection, records: Sequence[Record]) -> list[bool]:
@@ -193,8 +221,8 @@ def _room(connection: Connection, budget: Budget) -> int | Refused:
     return int(limit - used - reserved)
 
 
-def _add(connection: Connection, changes: Sequence[tuple[Budget, int, int]]) -> None:
-    """Add to what is spent and what is reserved."""
+def _add(connection: Connection, changes: Sequence[tuple[Budget, int, int]]) -> int:
+    """Add to what is spent and what is reserved; how many budgets there were to add to."""
     if changes:
         rows = [
             {
@@ -206,7 +234,8 @@ def _add(connection: Connection, changes: Sequence[tuple[Budget, int, int]]) -> 
             }
             for budget, more_spent, more_reserved in sorted(changes, key=lambda change: change[0].name)
         ]
-        connection.execute(_ADD, rows)
+        return int(connection.execute(_ADD, rows).rowcount)
+    return 0
 
 
 def _key(budget: Budget) -> dict[str, str]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -20,14 +20,16 @@ import structlog
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DatabaseError, InterfaceError, InternalError, OperationalError, SQLAlchemyError
 
+from proxy.store import Budget
 from proxy.store.database import take_turns
-from proxy.store.ledger import Record, probe, record_all
+from proxy.store.ledger import NotAsUsual, Record, probe, record_all, record_usual
 
 T = TypeVar("T")
 Job = Callable[[Connection], Any]
 
 MOST_PER_COMMIT = 256
 MOST_WAITING = 20_000
+MOST_KNOWN = 100_000
 PAUSE = 0.5
 """Seconds before what can wait is tried again, and before a store that was down is."""
 PATIENCE = 8.0
@@ -60,6 +62,7 @@ class Writer:
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._stopping = False
+        self._known: set[Budget] = set()
         self.healthy = True
         """Whether the last batch was written."""
 
@@ -153,9 +156,7 @@ class Writer:
         """In the thread: the result or the _Failure of each job."""
         for attempt in (1, 2):
             try:
-                with self._engine.begin() as connection:
-                    take_turns(connection)
-                    results = _done(connection, batch)
+                results = self._transact(batch)
                 self.healthy = True
                 return results
             except Exception as error:
@@ -169,6 +170,21 @@ class Writer:
                     return [_Failure(error, is_down=False)]
                 break
         return self._write_apart(batch)
+
+    def _transact(self, batch: list[_Waiting]) -> list[Any]:
+        """A batch in one transaction; with care where it isn't as usual."""
+        known = self._known
+        try:
+            with self._engine.begin() as connection:
+                take_turns(connection)
+                return _done(connection, batch, lambda connection, records: record_usual(connection, records, known))
+        except NotAsUsual:
+            with self._engine.begin() as connection:
+                take_turns(connection)
+                results = _done(connection, batch, record_all)
+        charged = [waiting.work.charged for waiting in batch if isinstance(waiting.work, Record)]
+        self._known = known.union(*charged) if len(known) < MOST_KNOWN else set()
+        return results
 
     def _write_apart(self, batch: list[_Waiting]) -> list[Any]:
         """Each job in a transaction of its own; where the store goes down meanwhile, the rest fail with it."""
@@ -195,14 +211,16 @@ def _name(error: Exception) -> str:
     return type(error.orig if isinstance(error, DatabaseError | InterfaceError) else error).__name__
 
 
-def _done(connection: Connection, batch: list[_Waiting]) -> list[Any]:
+def _done(
+    connection: Connection, batch: list[_Waiting], write: Callable[[Connection, Sequence[Record]], list[bool]]
+) -> list[Any]:
     """The results of a batch in its order.
 
     Its records are written together, before the other jobs: what a request has cost must be charged before what it
     had reserved is given back, or another could reserve it.
     """
     records = [waiting.work for waiting in batch if isinstance(waiting.work, Record)]
-    news = iter(record_all(connection, records) if records else ())
+    news = iter(write(connection, records) if records else ())
     return [next(news) if isinstance(waiting.work, Record) else waiting.work(connection) for waiting in batch]
 
 

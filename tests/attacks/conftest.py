@@ -7,6 +7,7 @@ without a broken line in its log, or the test that did it fails.
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -23,8 +24,8 @@ SHORT = 0.5
 _BROKEN = ("exception", "Traceback", "never retrieved", "never awaited", "Unclosed", "unclosed")
 
 
-def config_for(upstream: RawUpstream, **server: Any) -> dict[str, Any]:
-    """A gateway with all its plugins that asks this upstream, with these settings of the server."""
+def config_for(upstream: RawUpstream, *more: dict[str, Any], **server: Any) -> dict[str, Any]:
+    """A gateway with all its plugins, and these, that asks this upstream, with these settings of the server."""
     return {
         "server": {"shutdown_timeout": 1, **server},
         "upstreams": {"raw": {"base_url": upstream.url, "api_key": UPSTREAM_KEY}},
@@ -33,6 +34,7 @@ def config_for(upstream: RawUpstream, **server: Any) -> dict[str, Any]:
             {"auth": {"keys": [{"name": "attacker", "key": CLIENT_KEY}]}},
             *("rate_limit", "usage", "field_refusal", "chat_completions"),
             *("image_fetcher", "cache_breakpoints", "reasoning", "sampling"),
+            *more,
         ],
     }
 
@@ -60,9 +62,47 @@ async def upstream(shared_upstream: RawUpstream) -> AsyncIterator[RawUpstream]:
     await eventually(lambda: shared_upstream.playing == 0, 10)
 
 
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def shared_second_upstream() -> AsyncIterator[RawUpstream]:
+    async with RawUpstream() as started:
+        yield started
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def second_upstream(shared_second_upstream: RawUpstream) -> AsyncIterator[RawUpstream]:
+    """The upstream that is asked first for the model two/model, as if it were new."""
+    shared_second_upstream.forget()
+    yield shared_second_upstream
+    shared_second_upstream.forget()
+
+
 @pytest.fixture(scope="session")
-def usual_gateway(shared_upstream: RawUpstream, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
-    with started_gateway(config_for(shared_upstream), tmp_path_factory.mktemp("usual")) as running:
+def closed_port() -> Iterator[int]:
+    """A port that takes no connection, and that nobody else can have meanwhile."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        yield int(bound.getsockname()[1])
+
+
+@pytest.fixture(scope="session")
+def usual_gateway(
+    shared_upstream: RawUpstream,
+    shared_second_upstream: RawUpstream,
+    closed_port: int,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[GatewayProcess]:
+    config = config_for(shared_upstream)
+    unreachable = {
+        "refused": f"http://127.0.0.1:{closed_port}",
+        "no-tls": shared_upstream.url.replace("http:", "https:"),
+        "no-name": f"http://{'a' * 64}.invalid",  # too long a label: nobody is asked for it
+    }
+    config["upstreams"] |= {name: {"base_url": url, "api_key": UPSTREAM_KEY} for name, url in unreachable.items()}
+    config["upstreams"]["second"] = {"base_url": shared_second_upstream.url, "api_key": UPSTREAM_KEY}
+    config["models"] += [model(f"gone/{name}", name) for name in unreachable]
+    config["models"] += [model(f"gone/{name}-and-good", name, "raw") for name in unreachable]
+    config["models"].append(model("two/model", "second", "raw"))
+    with started_gateway(config, tmp_path_factory.mktemp("usual")) as running:
         yield running
 
 

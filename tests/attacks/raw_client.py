@@ -155,7 +155,7 @@ def _parsed(head: bytes) -> tuple[str, CIMultiDict[str]]:
 
 @asynccontextmanager
 async def connected(gateway: GatewayProcess, *, receive_buffer: int | None = None) -> AsyncIterator[RawClient]:
-    """A connection, reset in the end. ``receive_buffer`` is in bytes; so little is then taken by a client that stalls."""
+    """A connection, reset in the end. ``receive_buffer`` is what a client that stalls takes, in bytes."""
     sock = socket.socket()
     sock.setblocking(False)
     if receive_buffer is not None:

@@ -115,6 +115,7 @@ class RawUpstream:
     connections: int = 0
     playing: int = 0
     """Answers that are being given."""
+    most_at_once: int = 0
     left: int = 0
     """How often the gateway left before a script was over."""
     url: str = ""
@@ -152,7 +153,12 @@ class RawUpstream:
         self.scripts.clear()
         self.asked.clear()
         self.wire.clear()
-        self.connections = self.left = 0
+        self.connections = self.left = self.most_at_once = 0
+
+    def hang_up(self) -> None:
+        """Close every connection, idle ones too."""
+        for writer in self._writers:
+            writer.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.add(writer)
@@ -178,6 +184,7 @@ class RawUpstream:
         asked = Asked(line, headers)
         self.asked.append(asked)
         self.playing += 1
+        self.most_at_once = max(self.most_at_once, self.playing)
         try:
             script = self.scripts.popleft() if self.scripts else None
             if script is None or script.reads_body:

@@ -157,7 +157,6 @@ NO_CHUNKS = {
     "LF alone everywhere": CHUNKED_BODY.replace(b"\r\n", b"\n") + b"0\n\n",
     "10,000 trailers": CHUNKED_BODY + b"0\r\n" + b"a: b\r\n" * 10_000 + b"\r\n",
     "a trailer of 1 MB": CHUNKED_BODY + b"0\r\na: %b\r\n\r\n" % (b"b" * MB),
-    "an extension of 1 MB": b"2;a=%b\r\n{}\r\n0\r\n\r\n" % (b"b" * MB),
 }
 
 
@@ -416,10 +415,9 @@ async def test_c13_no_header_of_an_upstream_reaches_a_client(
 ) -> None:
     """Whatever the upstream puts beside its answer, the client gets the headers that it always gets."""
     good = STREAMED if stream else PLAIN
+    beside = "".join(f"\r\n{each}" for each in SERVERS_OWN.values()).encode("latin-1")
     usual = await ask(gateway, path, asked(stream=stream))
-    upstream.play(
-        good.replace(b"\r\n", b"\r\n" + "".join(f"{each}\r\n" for each in SERVERS_OWN.values()).encode("latin-1"), 1)
-    )
+    upstream.play(good.replace(b"\r\n", beside + b"\r\n", 1))
 
     answer = await ask(gateway, path, asked(stream=stream))
 
@@ -499,9 +497,8 @@ async def test_c14_an_upstream_that_quotes_its_key_is_not_passed_on(
 # What every answer is
 
 ERRORS: dict[str, tuple[bytes, str, int]] = {
-    **{
-        f"no key, {path}": (post(path, BODY).replace(CLIENT_KEY.encode(), b"x"), path, 401) for path in (CHAT, MESSAGES)
-    },
+    **{f"no key, {path}": (head(path, key=None), path, 401) for path in (CHAT, MESSAGES)},
+    **{f"an unknown key, {path}": (head(path, key="ezat_sk_x"), path, 401) for path in (CHAT, MESSAGES)},
     **{f"no JSON, {path}": (post(path, b"{"), path, 400) for path in (CHAT, MESSAGES)},
     **{f"no model, {path}": (post(path, asked(model="no")), path, 404) for path in (CHAT, MESSAGES)},
     **{f"GET, {path}": (head(path, method="GET"), path, 405) for path in (CHAT, MESSAGES)},
@@ -553,7 +550,7 @@ QUOTED = {
     "a target with a space": head(f"/ {CANARY}"),
     "a method": head("/", method=f"{CANARY}("),
     "a version": head("/", version=CANARY),
-    "a chunk": head(CHAT, CHUNKED) + CANARY.replace("c", "z").encode() + b"\r\n",
+    "a chunk": head(CHAT, CHUNKED) + CANARY.encode() + b"\r\n",
     "two Hosts": head(CHAT, f"host: {CANARY}"),
     "two types": head(CHAT, f"content-type: {CANARY}", f"content-type: {CANARY}", "content-length: 0"),
 }
@@ -564,7 +561,7 @@ async def test_c16_a_refusal_of_no_http_quotes_nothing(gateway: GatewayProcess, 
     """What the parser refuses is not said again, to the client or in the log, in no HTML and with no traceback."""
     answered = await refused(gateway, upstream, QUOTED[name])
 
-    assert CANARY.encode() not in answered.replace(b"z", b"c")
+    assert CANARY.encode() not in answered
     assert not re.search(rb"<html|Traceback|text/html", answered, re.IGNORECASE)
     assert CANARY not in gateway.written
 
@@ -572,19 +569,19 @@ async def test_c16_a_refusal_of_no_http_quotes_nothing(gateway: GatewayProcess, 
 # Several requests on a connection
 
 
-@pytest.mark.parametrize("path", BOTH)
 async def test_c17_requests_in_one_piece_are_answered_in_their_order(
-    gateway: GatewayProcess, upstream: Upstream, path: str
+    gateway: GatewayProcess, upstream: Upstream
 ) -> None:
     """A hundred requests at once: each is answered, in turn, none before the one in front of it."""
     ids = [f"c17-{number}" for number in range(100)]
+    sent = [post((CHAT, MESSAGES)[place % 2], asked(), f"x-request-id: {each}") for place, each in enumerate(ids)]
     async with connected(gateway) as client:
-        client.send(b"".join(post(path, asked(), f"x-request-id: {each}") for each in ids))
+        client.send(b"".join(sent))
         answers = [await client.answer() for _ in ids]
 
     assert ids == [answer.headers["x-request-id"] for answer in answers]
     assert {200} == {answer.status for answer in answers}
-    assert (100, 1) == (len(upstream.asked), upstream.connections), "one at a time"
+    assert (100, 1) == (len(upstream.asked), upstream.most_at_once)
 
 
 UNREAD: dict[str, bytes] = {

@@ -124,7 +124,7 @@ def told_by(name: str, prompt: str, gateway: GatewayProcess, folder: Path) -> To
         text=True,
         timeout=AGENT_SECONDS,
     )
-    assert 0 == ran.returncode, ran.stdout + ran.stderr
+    assert 0 == ran.returncode, ran.stdout + ran.stderr + gateway.written
     lines = [json.loads(line) for line in ran.stdout.splitlines()]
     outputs = [output for line in lines if (output := agent.tool_output_of(line)) is not None]
     return Told("".join(text for line in lines if (text := agent.text_of(line)) is not None), outputs)

@@ -92,7 +92,7 @@ ENTERING: dict[str, tuple[Json, str | None, tuple[Kind, str] | None]] = {
     "one that ended": ({"expires_at": at(seconds=-1)}, SECRET, INVALID),
     "one that ended long ago": ({"expires_at": "1970-01-01T00:00:00Z"}, SECRET, INVALID),
     "one that ended, in another time zone": ({"expires_at": "2020-01-01T00:00:00+14:00"}, SECRET, INVALID),
-    "one that will end": ({"expires_at": at(minutes=1)}, SECRET, None),
+    "one that will end": ({"expires_at": at(days=1)}, SECRET, None),
     "one that will end in a hundred years": ({"expires_at": at(days=36525)}, SECRET, None),
     "one of a suspended organization": (
         {"organization": "frozen"},

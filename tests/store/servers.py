@@ -66,6 +66,15 @@ class Postgres:
             rows = connection.execute("SELECT pid FROM pg_stat_activity WHERE datname = %s", [name]).fetchall()
         return [row[0] for row in rows]
 
+    def wait_for_a_lock(self) -> None:
+        """Return as soon as any connection waits for another's lock. Raises AssertionError where none does."""
+        query = b"SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+        deadline = time.monotonic() + START_SECONDS
+        with psycopg.connect(self._server.get_uri(), autocommit=True) as connection:
+            while not (connection.execute(query).fetchone() or [0])[0]:
+                assert time.monotonic() < deadline, "nobody waits for a lock"
+                time.sleep(0.01)
+
     def _url(self, name: str) -> str:
         return f"postgresql://{self._server.postgres_user}@/{name}?host={self._server.get_postmaster_info().socket_dir}"
 

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, select, text
+from sqlalchemy import select
 
-from proxy.store import Budget, Exactness, UsageRow
-from proxy.store.database import open_engine, take_turns
+from proxy.store import Budget, Exactness
+from proxy.store.database import open_engine
 from proxy.store.ledger import DAY, Record, record_all, spent
 from proxy.store.schema import budgets
 from proxy.store.store import Store
-from tests.store.gateways import from_store, in_store, ledger
+from tests.store.gateways import from_store, ledger
 from tests.store.rows import ACME, CHARGED, KEY_BUDGET, NOVEMBER, limited, row
+from tests.store.servers import postgres
 
 
 def sums(url: str) -> dict[tuple[str, str], int]:
@@ -134,56 +134,29 @@ async def test_what_is_spent_is_counted_where_no_sum_is_kept(store: Store) -> No
     assert (4, 0) == await store.read(lambda connection: spent(connection, budget))
 
 
-async def test_an_open_budget_of_another_gateway_is_added_to() -> None:
+def test_a_budget_that_another_gateway_opens_meanwhile_is_added_to() -> None:
     """Two gateways that open a budget in the same moment lose neither's cost."""
-    from tests.store.servers import postgres
-
     url = postgres().database()
     first, second = open_engine(url), open_engine(url)
-    ready = threading.Event()
 
     def late() -> None:
         with second.begin() as connection:
             record_all(connection, [Record(row(cost=2), [ACME])])
 
-    class Waits(threading.Thread):
-        def run(self) -> None:
-            ready.set()
-            late()
-
-    try:
-        with first.begin() as connection:
-            record_all(connection, [Record(row(cost=1), [ACME])])
-            other = Waits()
-            other.start()  # it finds no sum, wants to make one, and has to wait for this one
-            ready.wait()
-            while not _waits_for_a_lock(connection):
-                await asyncio.sleep(0.01)
-        await asyncio.to_thread(other.join)
-    finally:
-        first.dispose()
-        second.dispose()
+    other = threading.Thread(target=late)
+    with first.begin() as connection:
+        record_all(connection, [Record(row(cost=1), [ACME])])
+        other.start()  # it finds no sum, wants to make one, and has to wait for this one
+        postgres().wait_for_a_lock()
+    other.join()
+    for engine in (first, second):
+        engine.dispose()
 
     assert {("organization", "acme"): 3} == sums(url)
 
 
-def _waits_for_a_lock(connection: Connection) -> bool:
-    query = text(
-        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
-    )
-    return bool(connection.execute(query).scalar())
-
-
-ORDERS: dict[str, Callable[[UsageRow], list[Budget]]] = {
-    "the organization's name first": lambda _: [limited(10**9, "aaa"), Budget("key", "zzz")],
-    "the key's name first": lambda _: [Budget("key", "aaa"), limited(10**9, "zzz")],
-}
-
-
 async def test_gateways_that_write_the_same_budgets_never_lock_each_other_out() -> None:
     """Under load from two gateways on one PostgreSQL no request fails, and no cost is lost."""
-    from tests.store.servers import postgres
-
     url = postgres().database()
     stores = [Store(url), Store(url)]
     for each in stores:
@@ -215,14 +188,3 @@ async def test_what_cannot_be_counted_is_refused_and_stops_nobody_else(store: St
     assert [True, False, True] == [outcome is None for outcome in outcomes]
     assert [1, 2] == sorted(each["cost"] for each in ledger(store_url))
     assert store.is_ready
-
-
-def test_a_turn_is_taken_on_both_databases(store_url: str) -> None:
-    """Writers of both databases wait for each other, whoever they are."""
-    from proxy.store.migrations import migrate
-
-    engine = open_engine(store_url)
-    migrate(engine)
-    engine.dispose()
-
-    in_store(store_url, take_turns)

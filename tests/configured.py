@@ -1,0 +1,69 @@
+"""A gateway in the test's own process, with a configuration of the test's choice, in front of scripted upstreams."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from plugins import BUNDLED
+from proxy.config import load
+from proxy.loading import build
+from proxy.models import ModelTable
+from proxy.server import Gateway
+from proxy.testing import Reply, ScriptedUpstream
+from tests.process import written_config
+
+AT_UPSTREAM = "model-at-upstream"
+Upstreams = Mapping[str, Mapping[str, Any]]
+
+
+def config_for(
+    upstreams: Upstreams,
+    deployments: Sequence[Mapping[str, Any]] = (),
+    *,
+    server: Mapping[str, Any] | None = None,
+    plugins: Sequence[Any] = ("chat_completions",),
+    **model: Any,
+) -> dict[str, Any]:
+    """A configuration of one model, ``test/model``, deployed at each upstream, in this order of priority.
+
+    ``deployments`` says it otherwise, ``server`` and ``model`` are laid over what is usual.
+    """
+    in_order = [{"upstream": name, "model": AT_UPSTREAM, "priority": number} for number, name in enumerate(upstreams)]
+    return {
+        "server": {"open": True, **(server or {})},
+        "upstreams": upstreams,
+        "models": [
+            {
+                "id": "test/model",
+                "aliases": ["model"],
+                "max_output_tokens": 8192,
+                "price": "free",
+                "deployments": list(deployments) or in_order,
+                **model,
+            }
+        ],
+        "plugins": list(plugins),
+    }
+
+
+@asynccontextmanager
+async def configured_gateway(config: Mapping[str, Any], folder: Path) -> AsyncIterator[str]:
+    """A running gateway with this configuration, whose files stand in the folder; its URL, without a base path."""
+    loaded = load(written_config(config, folder), {})
+    models = ModelTable.from_settings(loaded.models)
+    gateway = Gateway(loaded, models, build(loaded, models, BUNDLED))
+    try:
+        await gateway.start()
+        yield f"http://127.0.0.1:{gateway.port}"
+    finally:
+        await gateway.stop()
+
+
+@asynccontextmanager
+async def scripted(*replies: Sequence[Reply]) -> AsyncIterator[list[ScriptedUpstream]]:
+    """One upstream for each list of replies."""
+    async with AsyncExitStack() as stack:
+        yield [await stack.enter_async_context(ScriptedUpstream(*each)) for each in replies]
