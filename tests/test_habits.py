@@ -17,6 +17,7 @@ from packaging.utils import canonicalize_name
 
 REPOSITORY = Path(__file__).parents[1]
 LOCKS = ("requirements.lock", "requirements-dev.lock")
+FURTHER_LOCKS = ("requirements-llm.lock", "requirements-clients.lock")
 
 # Written so that this file does not hold what it looks for.
 FOREIGN_WORDS = {
@@ -25,7 +26,7 @@ FOREIGN_WORDS = {
     "how it was made": rb"before-sto[p]|\bCE[O]\b|Co-Authored-B[y]|Generated wit[h]",
 }
 
-UNTRACKED_FOLDERS = r"^\.|^__pycache__$|^data$|\.egg-info$"
+UNTRACKED_FOLDERS = r"^\.|^__pycache__$|^data$|^node_modules$|\.egg-info$"
 
 # A dependency that works behind another library: the name that shows its use.
 USED_THROUGH = {"aiodns": "AsyncResolver", "psycopg": "postgresql+psycopg"}
@@ -104,7 +105,7 @@ def test_no_file_names_what_is_not_the_projects(what: str) -> None:
     assert [] == found
 
 
-@pytest.mark.parametrize("lock", LOCKS)
+@pytest.mark.parametrize("lock", LOCKS + FURTHER_LOCKS)
 def test_a_lock_pins_by_hash_and_names_no_address(lock: str) -> None:
     """What a lock installs is told by its hashes, wherever it comes from."""
     text = (REPOSITORY / lock).read_text()

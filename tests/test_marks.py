@@ -4,7 +4,7 @@ import re
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.jsontext import decode, encode
@@ -54,6 +54,7 @@ _requests = objects(
 )
 
 
+@settings(max_examples=50)
 @given(_requests, st.data())
 def test_marks_go_and_nothing_else(text: str, data: st.DataObject) -> None:
     """Marks put anywhere that the API allows are cut out again to the byte; other cache_control members stay."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Sequence
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
+from itertools import islice
 from ssl import SSLContext
 
 from aiohttp import AddrInfoType, AsyncResolver, TCPConnector
@@ -58,13 +59,11 @@ class AddressRefused(OSError):
 
 
 def is_public(address: Address) -> bool:
-    """Whether an address belongs to the public internet; one with a scope never does."""
+    """Whether an address belongs to the public internet."""
     if isinstance(address, IPv4Address):
         special = address.is_multicast or address.is_reserved or not address.is_global
         return not special and not any(address in network for network in _NOT_PUBLIC_V4)
-    if address.scope_id is not None or address not in _UNICAST_V6:
-        return False
-    return not any(address in network for network in _NOT_PUBLIC_V6)
+    return address in _UNICAST_V6 and not any(address in network for network in _NOT_PUBLIC_V6)
 
 
 def is_of_this_machine(address: Address) -> bool:
@@ -102,7 +101,7 @@ class Guard:
         return socket.socket(family, kind, protocol)
 
     def _judged(self, host: str) -> Address | None:
-        """The address that decides: for some of IPv6 the IPv4 address in it."""
+        """The address that decides: for some of IPv6 the IPv4 address in it, for one with a scope none."""
         try:
             address = ip_address(host)
         except ValueError:
@@ -128,10 +127,11 @@ class GuardedResolver(AbstractResolver):
     ) -> list[ResolveResult]:
         """The addresses of a name. Raises OSError where there is none to visit."""
         answers = await self._resolver.resolve(host, port, family)
-        admitted = [answer for answer in answers if self._guard.admits(answer["host"], port)]
-        if not admitted:
+        admitted = (answer for answer in answers if self._guard.admits(answer["host"], port))
+        first = list(islice(admitted, _MOST_ADDRESSES))
+        if not first:
             raise AddressRefused
-        return admitted[:_MOST_ADDRESSES]
+        return first
 
     async def close(self) -> None:
         await self._resolver.close()
@@ -140,8 +140,8 @@ class GuardedResolver(AbstractResolver):
 def own_resolver(nameservers: Sequence[str] | None = None) -> AbstractResolver:
     """A resolver that shares nothing with that of the upstreams, so that slow names of image hosts delay nobody else.
 
-    A bare name is looked up as it stands, never within the machine's search domain. An answer may be kept for as long as
-    its owner says, no longer; that is c-ares's own doing. ``nameservers`` are asked instead of the system's.
+    A bare name is looked up as it stands, never within the machine's search domain. c-ares keeps an answer for as long
+    as its owner allows, no longer; it is judged each time. ``nameservers`` are asked instead of the system's.
     """
     return AsyncResolver(nameservers=nameservers, flags=ARES_FLAG_NOSEARCH | ARES_FLAG_EDNS)
 

@@ -44,8 +44,6 @@ def redirected_url(base: URL, location: str) -> URL:
     location = location.strip()
     if _SCHEME.match(location):
         return parsed_url(location)
-    if location.startswith("//"):
-        return parsed_url(f"{base.scheme}:{location}")
     if len(location) > _LONGEST:
         raise DownloadFailed(_TOO_LONG)
     try:

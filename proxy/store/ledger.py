@@ -126,14 +126,20 @@ def release_all(connection: Connection, request_ids: Sequence[str]) -> None:
     _release_where(connection, reservations.c.request_id.in_(request_ids))
 
 
-def alive(gateway: str, now: float, stale_after: float) -> Callable[[Connection], None]:
-    """The job that says that a gateway lives, and gives back what those reserved that don't any more."""
+def alive(gateway: str, now: float, stale_after: float | None) -> Callable[[Connection], None]:
+    """The job that says that a gateway lives, and gives back what those reserved that don't any more.
+
+    ``stale_after`` is in seconds; None says that no other lives, whatever the clock was when it was last seen.
+    """
 
     def job(connection: Connection) -> None:
         row = {"id": gateway, "seen_at": now}
         if not _insert_new(connection, gateways, [row], gateways.c.id):
             connection.execute(update(gateways).where(gateways.c.id == gateway).values(seen_at=now))
-        living = select(gateways.c.id).where((gateways.c.seen_at >= now - stale_after) | (gateways.c.id == gateway))
+        lives = gateways.c.id == gateway
+        if stale_after is not None:
+            lives |= gateways.c.seen_at >= now - stale_after
+        living = select(gateways.c.id).where(lives)
         _release_where(connection, reservations.c.gateway.not_in(living))
         connection.execute(delete(gateways).where(gateways.c.id.not_in(living)))
 

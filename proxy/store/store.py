@@ -59,7 +59,7 @@ class Store:
             raise StoreDown(f"the store can't be opened: {type(error).__name__}") from error
         self._writer.start()
         # what a gateway that was killed has reserved in a file of its own can be given back at once
-        await self._writer.submit(alive(self.id, now(), DEAD if self._lock is None else 0.0))
+        await self._writer.submit(alive(self.id, now(), DEAD if self._lock is None else None))
         await self._refresh()
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(self._keep_fresh()), loop.create_task(self._beat())]

@@ -57,6 +57,13 @@ class Answer(NamedTuple):
         return json.loads(self.body)
 
 
+class Seen(NamedTuple):
+    """Sets the event as soon as the text has come, in an answer in chunks."""
+
+    text: bytes
+    event: asyncio.Event
+
+
 class Cut(Exception):
     """The connection ended within an answer, or before one."""
 
@@ -78,17 +85,17 @@ class RawClient:
         async with asyncio.timeout(PATIENCE):
             await self._writer.drain()
 
-    async def answer(self, seconds: float = PATIENCE) -> Answer:
+    async def answer(self, seconds: float = PATIENCE, *, seen: Seen | None = None) -> Answer:
         """The next answer, whole. Raises Cut, TimeoutError, AssertionError for framing that is ambiguous."""
         try:
             async with asyncio.timeout(seconds):
                 head = await self._reader.readuntil(b"\r\n\r\n")
                 line, headers = _parsed(head)
-                return Answer(int(line.split()[1]), headers, await self._body(line, headers), line)
+                return Answer(int(line.split()[1]), headers, await self._body(line, headers, seen), line)
         except (asyncio.IncompleteReadError, ConnectionError) as error:
             raise Cut(type(error).__name__) from error
 
-    async def _body(self, line: str, headers: CIMultiDict[str]) -> bytes:
+    async def _body(self, line: str, headers: CIMultiDict[str], seen: Seen | None) -> bytes:
         lengths, codings = headers.getall("content-length", []), headers.getall("transfer-encoding", [])
         assert len(lengths) + len(codings) <= 1, "an answer of two lengths"
         if re.match(r"HTTP/1\.[01] (1..|204|304) ", line):
@@ -97,15 +104,17 @@ class RawClient:
             return await self._reader.readexactly(int(lengths[0]))
         if codings:
             assert (["chunked"], "HTTP/1.1") == (codings, line[:8])
-            return await self._chunks()
+            return await self._chunks(seen)
         assert "keep-alive" != headers.get("connection"), "an answer without an end"
         return await self._reader.read()
 
-    async def _chunks(self) -> bytes:
-        pieces = []
+    async def _chunks(self, seen: Seen | None) -> bytes:
+        pieces: list[bytes] = []
         while size := int(await self._reader.readuntil(b"\r\n"), 16):
             pieces.append(await self._reader.readexactly(size))
             assert b"\r\n" == await self._reader.readexactly(2)
+            if seen is not None and seen.text in b"".join(pieces):
+                seen.event.set()
         assert b"\r\n" == await self._reader.readuntil(b"\r\n")
         return b"".join(pieces)
 

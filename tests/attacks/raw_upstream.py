@@ -33,8 +33,8 @@ class Move(Enum):
     """Until the test is over, without reading a byte: whether the gateway leaves is not seen."""
 
 
-Step = bytes | float | Move
-"""Bytes to send, seconds to wait, or a move."""
+Step = bytes | float | asyncio.Event | Move
+"""Bytes to send, seconds or an event to wait for, or a move."""
 
 
 @dataclass(slots=True)
@@ -70,6 +70,8 @@ def chunk(data: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
+TLS = b"\x16"
+"""The first byte of a handshake: a server that speaks plain HTTP takes it for no HTTP."""
 LAST_CHUNK = b"0\r\n\r\n"
 CHUNKED = answer_head("transfer-encoding: chunked")
 
@@ -177,7 +179,11 @@ class RawUpstream:
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         """Answer one request; whether the connection is kept."""
-        head = await reader.readuntil(b"\r\n\r\n")
+        head = await reader.readexactly(1)
+        if head == TLS:
+            writer.write(http(b"", status="400 Bad Request"))
+            return False
+        head += await reader.readuntil(b"\r\n\r\n")
         self.wire.append(head)
         line, *fields = head[:-4].decode("latin-1").split("\r\n")
         headers = CIMultiDict(tuple(text.split(": ", 1)) for text in fields)
@@ -211,6 +217,8 @@ class RawUpstream:
                 with suppress(ConnectionError):
                     await writer.wait_closed()
                 return False
+            elif isinstance(step, asyncio.Event):
+                await step.wait()
             elif step is Move.IGNORE:
                 await self._over.wait()
                 return False

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -84,6 +85,7 @@ class FakeInternet:
         self._connect_really = self._loop.sock_connect
         monkeypatch.setattr(self._loop, "sock_connect", self._connect)
         self._claim_own_addresses(monkeypatch)
+        monkeypatch.setenv("SSL_CERT_FILE", os.devnull)  # no authority is trusted but the test's own
 
     async def serve(
         self, answer: Answer | list[Step], address: str = PUBLIC, port: int = 80, tls: ssl.SSLContext | None = None

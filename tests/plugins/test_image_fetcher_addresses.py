@@ -127,9 +127,17 @@ async def test_a_forbidden_place_is_never_dialled(internet: FakeInternet, url: s
     assert [] == internet.dialled
 
 
+RELATIVE = {
+    "//127.0.0.1/": NOT_VISITED,
+    "//intranet/": NOT_VISITED,
+    "//other.example:8080/": NOT_VISITED,
+    "//user:pw@public.example/": NO_USER,
+    r"//public.example\@127.0.0.1/": NOT_VALID,
+    "//public.example:99999/": NOT_VALID,
+}
 REDIRECTED = [
     (url, STATUSES[number % len(STATUSES)], reason)
-    for number, (url, reason) in enumerate(ROWS)
+    for number, (url, reason) in enumerate([*ROWS, *RELATIVE.items()])
     if "\x00" not in url  # no header holds it
 ]
 

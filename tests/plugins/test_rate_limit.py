@@ -170,7 +170,8 @@ async def test_tokens_are_counted_by_estimate(plugin: RateLimit) -> None:
 
     assert [None, None] == refusals[:2]
     assert refusals[2] is not None
-    assert (Kind.RATE_LIMIT, True) == (refusals[2].kind, 1 <= (refusals[2].retry_after or 0) <= 60)
+    assert Kind.RATE_LIMIT is refusals[2].kind
+    assert 1 <= (refusals[2].retry_after or 0) <= 120  # what this minute counted weighs on the next one, too
     assert await token_refusal_of(plugin, asking(key, 1, Route.COUNT_TOKENS)) is None
 
 
