@@ -192,6 +192,7 @@ class Auth(Plugin):
         for settings in self.settings.keys:
             known = _of_yaml(settings, organizations.get(settings.organization or ""), services.models)
             self._static[_digest(settings.key.get_secret_value())] = known
+        self.settings = self.settings.model_copy(update={"keys": []})
 
     async def on_headers(self, exchange: Exchange) -> None:
         """Find out who asks. Raises GatewayError: 401, 403, or 503 where the store can't be asked."""

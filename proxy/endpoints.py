@@ -30,6 +30,8 @@ INSTEAD = {
     "/v1/responses": f"OpenAI's endpoints are below /openai/v1: {BASE_URLS}",
     "/chat/completions": f"OpenAI's endpoints are below /openai/v1: {BASE_URLS}",
     "/openai/chat/completions": f"OpenAI's endpoints are below /openai/v1: {BASE_URLS}",
+    "/models": f"the model lists are below /v1 and /openai/v1: {BASE_URLS}",
+    "/openai/models": f"OpenAI's endpoints are below /openai/v1: {BASE_URLS}",
     "/messages": f"Anthropic's endpoints are below /v1: {BASE_URLS}",
     "/openai/v1/messages": f"Anthropic's endpoints are below /v1: {BASE_URLS}",
 }
@@ -37,7 +39,8 @@ INSTEAD = {
 
 def find(endpoints: Endpoints, path: str) -> Mapping[str, Endpoint] | None:
     """What the methods of a path answer, None for an unknown path. Paths are compared as they came, undecoded."""
-    return endpoints.get(path) or _below(endpoints, path)
+    own = None if path.endswith("/") and path != "/" else endpoints.get(path)
+    return own or _below(endpoints, path)
 
 
 def _below(endpoints: Endpoints, path: str) -> Mapping[str, Endpoint] | None:
@@ -56,7 +59,7 @@ def not_found(path: str) -> str:
     """The words for an unknown path: what to use instead, where that can be told."""
     if path in INSTEAD:
         return INSTEAD[path]
-    for doubled in ("/v1/v1/", "/openai/v1/v1/", "/openai/v1/openai/"):
+    for doubled in ("/v1/v1/", "/openai/v1/v1/", "/openai/v1/openai/", "/openai/openai/"):
         if path.startswith(doubled):
             return f"the path holds its prefix twice: {BASE_URLS}"
     for prefix, words in INSTEAD.items():

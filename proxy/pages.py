@@ -88,11 +88,10 @@ class Pages:
 
     async def _messages_models(self, request: web.BaseRequest, exchange: Exchange) -> Any:
         query = request.rel_url.query
-        limit = query.get("limit", "20")
         try:
             return messages_page(
                 self._visible(exchange),
-                int(limit) if limit.isdecimal() else 0,
+                query.get("limit"),
                 query.get("after_id"),
                 query.get("before_id"),
             )

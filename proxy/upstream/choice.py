@@ -79,6 +79,13 @@ def _blocks(content: Any) -> Any:
 
 
 def _without_marks(value: Any) -> Any:
+    try:
+        return _copy_without_marks(value)
+    except RecursionError:  # a native request may be nested more deeply than that goes
+        return value
+
+
+def _copy_without_marks(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _without_marks(item) for key, item in value.items() if key != MARK}
-    return [_without_marks(item) for item in value] if isinstance(value, list) else value
+        return {key: _copy_without_marks(item) for key, item in value.items() if key != MARK}
+    return [_copy_without_marks(item) for item in value] if isinstance(value, list) else value

@@ -7,6 +7,7 @@ client may both go away at any moment, so whoever opens an answer closes it.
 from __future__ import annotations
 
 import asyncio
+import io
 import ssl
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -139,7 +140,7 @@ class UpstreamClient:
             try:
                 return await self._session.post(
                     upstream.base_url + path,
-                    data=body,
+                    data=io.BytesIO(body) if len(body) > 2**20 else body,
                     headers=headers,
                     allow_redirects=False,
                     proxy=upstream.proxy,

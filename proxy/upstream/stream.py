@@ -14,7 +14,7 @@ import msgspec
 from proxy.document import Event
 from proxy.errors import GatewayError
 from proxy.jsonbytes import members, replaced
-from proxy.jsontext import JsonError, encode
+from proxy.jsontext import JsonError, encode, without_lone_surrogates
 from proxy.progress import Progress
 from proxy.sse import Frame, Splitter
 from proxy.upstream.faults import UpstreamFault, cut_off, fault_of_event, no_messages_answer, timed_out
@@ -131,6 +131,7 @@ class MessageStream:
                 if event is not None:
                     observe(event)
                     events.append(event)
+                    self._begun = True
                     if self._progress.stopped:
                         break
         except GatewayError as error:  # what stood before it goes out first
@@ -138,7 +139,6 @@ class MessageStream:
             if not events:
                 raise fault from None
             self._broken = fault
-        self._begun = self._begun or bool(events)
         if self._begun:
             self._wait(TAIL_TIMEOUT if self._progress.in_tail else self._idle_timeout)
         return events
@@ -166,7 +166,7 @@ class MessageStream:
         try:
             kind = _type_of.decode(frame.data).type
         except (msgspec.MsgspecError, UnicodeDecodeError):
-            kind = ""
+            kind = _type_of_odd(frame.data)
         kind = kind or frame.name.decode("utf-8", "replace")
         if not kind or not kind.isprintable():
             raise no_messages_answer("an event without a type")
@@ -228,6 +228,13 @@ class MessageStream:
         """Leave the upstream at once."""
         self._timer.cancel()
         self._response.close()
+
+
+def _type_of_odd(data: bytes) -> str:
+    try:
+        return _type_of.decode(without_lone_surrogates(data)).type
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return ""
 
 
 def _check(event: Event) -> None:

@@ -62,20 +62,6 @@ async def upstream(shared_upstream: RawUpstream) -> AsyncIterator[RawUpstream]:
     await eventually(lambda: shared_upstream.playing == 0, 10)
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def shared_second_upstream() -> AsyncIterator[RawUpstream]:
-    async with RawUpstream() as started:
-        yield started
-
-
-@pytest_asyncio.fixture(loop_scope="session")
-async def second_upstream(shared_second_upstream: RawUpstream) -> AsyncIterator[RawUpstream]:
-    """The upstream that is asked first for the model two/model, as if it were new."""
-    shared_second_upstream.forget()
-    yield shared_second_upstream
-    shared_second_upstream.forget()
-
-
 @pytest.fixture(scope="session")
 def closed_port() -> Iterator[int]:
     """A port that takes no connection, and that nobody else can have meanwhile."""
@@ -87,7 +73,6 @@ def closed_port() -> Iterator[int]:
 @pytest.fixture(scope="session")
 def usual_gateway(
     shared_upstream: RawUpstream,
-    shared_second_upstream: RawUpstream,
     closed_port: int,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[GatewayProcess]:
@@ -98,10 +83,8 @@ def usual_gateway(
         "no-name": f"http://{'a' * 64}.invalid",  # too long a label: nobody is asked for it
     }
     config["upstreams"] |= {name: {"base_url": url, "api_key": UPSTREAM_KEY} for name, url in unreachable.items()}
-    config["upstreams"]["second"] = {"base_url": shared_second_upstream.url, "api_key": UPSTREAM_KEY}
     config["models"] += [model(f"gone/{name}", name) for name in unreachable]
     config["models"] += [model(f"gone/{name}-and-good", name, "raw") for name in unreachable]
-    config["models"].append(model("two/model", "second", "raw"))
     with started_gateway(config, tmp_path_factory.mktemp("usual")) as running:
         yield running
 

@@ -12,12 +12,10 @@ import re
 import socket
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import pytest
 from multidict import CIMultiDict
-
-from tests.process import GatewayProcess
 
 CLIENT_KEY = "ezat_sk_canary-Client/4711+of?a=key"
 UPSTREAM_KEY = "canary-Upstream/4712+of?a=key"
@@ -66,6 +64,28 @@ class Seen(NamedTuple):
 
 class Cut(Exception):
     """The connection ended within an answer, or before one."""
+
+
+class Listener(Protocol):
+    """Where a gateway listens: a GatewayProcess, or an Address."""
+
+    @property
+    def host(self) -> str: ...
+
+    @property
+    def port(self) -> int: ...
+
+
+class Address(NamedTuple):
+    """Where a gateway in the test's own process listens."""
+
+    host: str
+    port: int
+
+    @classmethod
+    def of(cls, url: str) -> Address:
+        host, _, port = url.removeprefix("http://").rpartition(":")
+        return cls(host, int(port))
 
 
 class RawClient:
@@ -163,7 +183,7 @@ def _parsed(head: bytes) -> tuple[str, CIMultiDict[str]]:
 
 
 @asynccontextmanager
-async def connected(gateway: GatewayProcess, *, receive_buffer: int | None = None) -> AsyncIterator[RawClient]:
+async def connected(gateway: Listener, *, receive_buffer: int | None = None) -> AsyncIterator[RawClient]:
     """A connection, reset in the end. ``receive_buffer`` is what a client that stalls takes, in bytes."""
     sock = socket.socket()
     sock.setblocking(False)
@@ -211,7 +231,7 @@ def raw_asked(**members: bytes) -> bytes:
     return b"{%b}" % b",".join(b'"%b":%b' % (name.encode(), raw) for name, raw in {**usual, **members}.items())
 
 
-async def ask(gateway: GatewayProcess, path: str, body: bytes | Mapping[str, Any], *fields: str) -> Answer:
+async def ask(gateway: Listener, path: str, body: bytes | Mapping[str, Any], *fields: str) -> Answer:
     """One request on a connection of its own, and its answer."""
     async with connected(gateway) as client:
         client.send(post(path, body, *fields))

@@ -118,6 +118,8 @@ class RawUpstream:
     playing: int = 0
     """Answers that are being given."""
     most_at_once: int = 0
+    sent: int = 0
+    """Bytes of answers that were sent."""
     left: int = 0
     """How often the gateway left before a script was over."""
     url: str = ""
@@ -155,7 +157,7 @@ class RawUpstream:
         self.scripts.clear()
         self.asked.clear()
         self.wire.clear()
-        self.connections = self.left = self.most_at_once = 0
+        self.connections = self.left = self.most_at_once = self.sent = 0
 
     def hang_up(self) -> None:
         """Close every connection, idle ones too."""
@@ -208,6 +210,7 @@ class RawUpstream:
             if isinstance(step, bytes):
                 writer.write(step)
                 await writer.drain()
+                self.sent += len(step)
             elif step is Move.RESET:
                 sock = writer.get_extra_info("socket")
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")

