@@ -22,7 +22,7 @@ def greeting(config: Config, url: str) -> str:
     """The address, and with a built-in upstream a key and lines to try."""
     lines = [f"EZAT Router listens on {url}"]
     key, model = first_key(config), first_model(config)
-    if key is None or not any(upstream.base_url in BUILT_IN for upstream in config.upstreams.values()):
+    if key is None or not all(upstream.base_url in BUILT_IN for upstream in config.upstreams.values()):
         return "\n".join(lines)
     lines += [
         f"key: {key}",

@@ -8,7 +8,6 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import aiohttp
 from aiohttp import web
 
 from proxy.answer import Answer
@@ -17,7 +16,7 @@ from proxy.dialects import Dialect
 from proxy.dialects.messages import Messages
 from proxy.dialects.openai import OpenAI
 from proxy.document import Event
-from proxy.edge import Network, client_address
+from proxy.edge import client_address
 from proxy.ending import log_bug, log_fault, log_lost_record, log_request
 from proxy.errors import GatewayError, PluginFault, internal
 from proxy.exchange import Exchange
@@ -28,9 +27,10 @@ from proxy.plugin import Outcome, Route
 from proxy.progress import Progress
 from proxy.reading import check_headers, check_messages_request, model_name, parse, read_body
 from proxy.running import UNKNOWN_LENGTH, Running, stopping
+from proxy.settings import Server
 from proxy.streaming import AnswerStream
 from proxy.upstream.deployments import Deployments
-from proxy.upstream.faults import UpstreamFault, client_path, timed_out
+from proxy.upstream.faults import UpstreamFault, client_path
 from proxy.upstream.stream import MessageStream
 
 DIALECTS: dict[str, Dialect] = {"openai": OpenAI(), "messages": Messages()}
@@ -40,45 +40,26 @@ NewExchange = Callable[[Route, web.BaseRequest], Exchange]
 
 
 @dataclass(frozen=True, slots=True)
-class Rim:
-    """What the server's settings say of every exchange; times in seconds."""
-
-    ping_interval: float
-    request_timeout: float
-    body_timeout: float
-    trusted_proxies: Sequence[Network]
-
-
 class Handler:
     """Answers the exchanges of one route."""
 
-    def __init__(
-        self,
-        chain: Chain,
-        dialect: Dialect,
-        new_exchange: NewExchange,
-        deployments: Deployments,
-        rim: Rim,
-        tasks: Background,
-        running: Running,
-    ) -> None:
-        self._chain = chain
-        self._dialect = dialect
-        self._new_exchange = new_exchange
-        self._deployments = deployments
-        self._rim = rim
-        self._tasks = tasks
-        self._running = running
+    chain: Chain
+    dialect: Dialect
+    new_exchange: NewExchange
+    deployments: Deployments
+    settings: Server
+    tasks: Background
+    running: Running
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request."""
-        exchange = self._new_exchange(self._chain.route, request)
+        exchange = self.new_exchange(self.chain.route, request)
         run = _Run(self, request, exchange)
-        self._running.add(run)
+        self.running.add(run)
         try:
             return await run.run()
         finally:
-            self._running.remove(run)
+            self.running.remove(run)
 
 
 class _Run:
@@ -88,7 +69,7 @@ class _Run:
         self._handler = handler
         self._request = request
         self._exchange = exchange
-        self._passage = Passage(handler._chain, exchange)
+        self._passage = Passage(handler.chain, exchange)
         self._stream: AnswerStream | None = None
         self._in_tail = False
         self._task = asyncio.current_task()
@@ -102,7 +83,7 @@ class _Run:
             outcome = Outcome.COMPLETED
         except GatewayError as refusal:
             error = refusal
-        except (ConnectionResetError, aiohttp.ClientConnectionResetError):
+        except ConnectionResetError:
             outcome = Outcome.ABANDONED
             raise
         except asyncio.CancelledError:
@@ -128,7 +109,7 @@ class _Run:
 
     def end_now(self) -> None:
         """The gateway stops, and this has run for too long: end it with an error that says so."""
-        if self._task is not None and not self._ended_from_outside:
+        if self._task is not None and not self._ended_from_outside and not self._passage.is_ending:
             self._ended_from_outside = True
             self._task.cancel()
 
@@ -149,8 +130,7 @@ class _Run:
     async def _read(self) -> None:
         exchange = self._exchange
         check_headers(self._request)
-        self._make_room()
-        document = parse(await read_body(self._request, self._handler._rim.body_timeout), exchange.route)
+        document = parse(await self._body(), exchange.route)
         exchange.asked_model = model_name(document)
         exchange.read(document)
         exchange.use_model(exchange.asked_model)
@@ -158,18 +138,24 @@ class _Run:
             check_messages_request(exchange, document)
         exchange.stream = exchange.route is not Route.COUNT_TOKENS and document.value("stream") is True
 
-    def _make_room(self) -> None:
-        """Count the body among all that are in memory, until the exchange is over."""
-        length = self._request.content_length
-        size = UNKNOWN_LENGTH if length is None else length
-        running = self._handler._running
-        running.take(size)
-        self._exchange.defer(lambda: running.give_back(size))
+    async def _body(self) -> bytes:
+        """The body, counted among all that are in memory until the exchange is over."""
+        running = self._handler.running
+        announced = self._request.content_length
+        taken = UNKNOWN_LENGTH if announced is None else announced
+        running.take(taken)
+        counted = [taken]
+        self._exchange.defer(lambda: running.give_back(sum(counted)))
+        raw = await read_body(self._request, self._handler.settings.body_timeout)
+        if announced is None and len(raw) > taken:
+            running.take(len(raw) - taken)
+            counted.append(len(raw) - taken)
+        return raw
 
     async def _plain(self, answer: Answer | None) -> web.Response:
         exchange, passage = self._exchange, self._passage
         if answer is None:
-            answer = await self._whole()
+            answer = await self._handler.deployments.whole(exchange)
         else:
             answer = filled(answer, DIALECTS[passage.format], exchange)
             if passage.format == "messages":
@@ -181,29 +167,20 @@ class _Run:
         self._status = 200
         return web.Response(body=body, headers={**answer_headers(exchange), "content-type": "application/json"})
 
-    async def _whole(self) -> Answer:
-        seconds = self._handler._rim.request_timeout
-        try:
-            async with asyncio.timeout(seconds):
-                return await self._handler._deployments.whole(self._exchange)
-        except TimeoutError:
-            message = f"the answer took longer than {seconds:g} seconds; ask for a stream (stream: true)"
-            raise timed_out("the time of a whole request is over", message) from None
-
     async def _streamed(self, answer: Answer | None) -> web.StreamResponse:
         exchange, passage, handler = self._exchange, self._passage, self._handler
         progress = Progress(exchange.usage)
         self._stream = stream = AnswerStream(
             self._request,
             lambda: answer_headers(exchange),
-            handler._dialect.ping,
-            handler._rim.ping_interval,
-            handler._tasks,
+            handler.dialect.ping,
+            handler.settings.ping_interval,
+            handler.tasks,
         )
         source: MessageStream | None = None
         try:
             if answer is None:
-                opened = await handler._deployments.stream(exchange, progress)
+                opened = await handler.deployments.stream(exchange, progress)
                 if isinstance(opened, MessageStream):
                     source = opened
                 else:
@@ -218,7 +195,7 @@ class _Run:
                     progress.observe(event)
                 tail = await self._pass_on(events, progress)
             await self._complete()
-            await stream.end(tail + handler._dialect.tail)
+            await stream.end(tail + handler.dialect.tail)
             self._status = 200
             return stream.response
         finally:
@@ -227,7 +204,7 @@ class _Run:
 
     async def _pass_on(self, events: Sequence[Event], progress: Progress) -> bytes:
         """Send what these events become; what belongs to the tail is given back, to be sent when all is recorded."""
-        dialect, exchange, pass_event = self._handler._dialect, self._exchange, self._passage.event
+        dialect, exchange, pass_event = self._handler.dialect, self._exchange, self._passage.event
         frames: list[bytes] = []
         tail: list[bytes] = []
         out = tail if self._in_tail else frames
@@ -249,7 +226,7 @@ class _Run:
     async def _complete(self) -> None:
         """Record the answer. From here on, a client that leaves changes nothing."""
         if self._passage.completes:
-            completing = self._handler._tasks.spawn(self._passage.complete())
+            completing = self._handler.tasks.spawn(self._passage.complete())
             try:
                 await asyncio.shield(completing)
             except asyncio.CancelledError:
@@ -268,13 +245,13 @@ class _Run:
 
     def _leave(self, source: MessageStream) -> None:
         if self._passage.outcome is Outcome.COMPLETED and not source.at_end:
-            self._handler._tasks.spawn(source.drain())
+            self._handler.tasks.spawn(source.drain())
         else:
             source.close()
 
     async def _tell(self, error: GatewayError) -> web.StreamResponse:
         """The error, in the one way or the other."""
-        exchange, dialect = self._exchange, self._handler._dialect
+        exchange, dialect = self._exchange, self._handler.dialect
         if isinstance(error, PluginFault):
             log_fault(error, exchange)
         elif isinstance(error, UpstreamFault) and exchange.path_of is not None:
@@ -295,5 +272,5 @@ class _Run:
         """What is left to do, on every path."""
         if self._stream is not None:
             self._stream.close()
-        client = client_address(self._request, self._handler._rim.trusted_proxies)
+        client = client_address(self._request, self._handler.settings.trusted_proxies)
         log_request(self._exchange, self._passage.outcome, self._status, error, client)

@@ -66,6 +66,8 @@ def defines(value: object, base: type, method: str) -> bool:
 def blamed(plugin: str, hook: str, error: BaseException) -> BaseException:
     """What a plugin's exception becomes. A cancellation that nobody asked this task for is the plugin's own bug: it
     awaited something that was cancelled, and its client is still there."""
+    if isinstance(error, GatewayError):
+        return error
     task = asyncio.current_task()
     if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
         return error
@@ -129,10 +131,8 @@ class Passage:
         for hook in self._chain.sends:
             try:
                 await hook.call(self._exchange)
-            except GatewayError:
-                raise
             except (Exception, asyncio.CancelledError) as error:
-                raise blamed(hook.plugin.name, "on_send", error) from error
+                raise blamed(hook.plugin.name, "on_send", error)
 
     async def _run(self, hooks: tuple[Hook, ...], name: str) -> Answer | None:
         if not hooks:
@@ -147,10 +147,8 @@ class Passage:
                     self.format = hook.format
                     return result
                 self._open(hook.plugin, result)
-        except GatewayError:
-            raise
         except (Exception, asyncio.CancelledError) as error:
-            raise blamed(hook.plugin.name, name, error) from error
+            raise blamed(hook.plugin.name, name, error)
         return None
 
     def _open(self, plugin: Plugin, output: OutputPlugin) -> None:
@@ -167,10 +165,8 @@ class Passage:
             for name, output in self._outputs:
                 if defines(output, OutputPlugin, "on_answer"):
                     await bounded(output.on_answer(answer), self._chain.timeout)
-        except GatewayError:
-            raise
         except (Exception, asyncio.CancelledError) as error:
-            raise blamed(name, "on_answer", error) from error
+            raise blamed(name, "on_answer", error)
 
     def event(self, event: Event) -> Sequence[Event]:
         """One event passes every output that wants its kind. Raises GatewayError."""
@@ -190,11 +186,14 @@ class Passage:
                         for each in events
                         for passed in (call(each) if kinds is None or each.kind in kinds else (each,))
                     ]
-        except GatewayError:
-            raise
         except (Exception, asyncio.CancelledError) as error:
-            raise blamed(name, "on_event", error) from error
+            raise blamed(name, "on_event", error)
         return events
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether the answer is being recorded, or all is over: then nothing else may end it."""
+        return self._completing or self._closed
 
     @property
     def completes(self) -> bool:
@@ -217,10 +216,8 @@ class Passage:
                     if defines(output, OutputPlugin, "on_complete"):
                         await output.on_complete()
             outcome = Outcome.COMPLETED
-        except GatewayError:
-            raise
         except (Exception, asyncio.CancelledError) as error:
-            raise blamed(name, "on_complete", error) from error
+            raise blamed(name, "on_complete", error)
         finally:
             self._completing = False
             self.close(outcome)

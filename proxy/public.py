@@ -16,7 +16,7 @@ from proxy.ending import log_fault
 from proxy.endpoints import Endpoint, find, is_openai, not_found
 from proxy.errors import GatewayError, Kind, PluginFault, internal
 from proxy.exchange import Exchange
-from proxy.handler import DIALECTS, Handler, Rim
+from proxy.handler import DIALECTS, Handler
 from proxy.headers import answer_headers, error_headers
 from proxy.loading import Pipeline
 from proxy.models import ModelTable
@@ -64,13 +64,12 @@ class Public:
 
     def _table(self, deployments: Deployments) -> dict[str, dict[str, Endpoint]]:
         settings = self._settings
-        rim = Rim(settings.ping_interval, settings.request_timeout, settings.body_timeout, settings.trusted_proxies)
 
         def exchange(route: Route, dialect: Dialect) -> Endpoint:
             chain = self._pipeline.chains.get(route)
             if chain is None:
                 return _switched_off
-            return Handler(chain, dialect, self._exchange, deployments, rim, self._tasks, self._running).handle
+            return Handler(chain, dialect, self._exchange, deployments, settings, self._tasks, self._running).handle
 
         openai, messages = DIALECTS["openai"], DIALECTS["messages"]
         keyless = {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from aiohttp import web
 
 from proxy.bounded import bounded
@@ -15,6 +17,7 @@ from proxy.plugin import Route
 MOST_BYTES = 32 * 2**20
 DEEPEST = 200
 LONGEST_MODEL_NAME = 128
+_EMPTY_LIST = re.compile(rb"\[[ \t\r\n]*\]")
 DECISIVE = ("model", "max_tokens", "messages", "stream")
 """Fields that may stand only once: the gateway would judge one of the two, the upstream read the other."""
 
@@ -74,7 +77,7 @@ def model_name(document: RequestDocument) -> str:
         raise refused("model", "is required")
     if not isinstance(name, str):
         raise refused("model", "must be a string")
-    if not 1 <= len(name.strip()) <= LONGEST_MODEL_NAME:
+    if not name.strip() or len(name) > LONGEST_MODEL_NAME:
         raise refused("model", f"must have 1 to {LONGEST_MODEL_NAME} characters")
     return name
 
@@ -90,7 +93,7 @@ def check_messages_request(exchange: Exchange, document: RequestDocument) -> Non
     raw = document.unchanged or b""
     if not raw.startswith(b"[", messages.at):
         raise refused("messages", "must be a list")
-    if raw[messages.at + 1 : messages.end].lstrip(b" \t\r\n").startswith(b"]"):
+    if _EMPTY_LIST.match(raw, messages.at):
         raise refused("messages", "must not be empty")
     if exchange.route is Route.MESSAGES and "stream" in keys and type(document.value("stream")) is not bool:
         raise refused("stream", "must be true or false")

@@ -75,7 +75,7 @@ class AnswerStream:
         """Free what the stream holds, on every path."""
         self._ended = True
         self._timer.cancel()
-        if self._response is not None and self._response.prepared:
+        if self._response is not None and self._response.is_connected():
             self._response.stop_streaming()
 
     async def _start(self) -> EventSourceResponse:

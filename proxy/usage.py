@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+_TOO_MANY = 2**53
 DELTA_ENVELOPE = 72
 """Bytes of a delta event around its text, as providers write it: what ``delta_bytes`` leaves out."""
 
@@ -75,4 +76,4 @@ class Usage:
 
 
 def _count(value: object) -> int:
-    return value if type(value) is int and value > 0 else 0
+    return value if type(value) is int and 0 < value < _TOO_MANY else 0

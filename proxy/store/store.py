@@ -72,6 +72,8 @@ class Store:
         if self._tasks:
             self._writer.later(gone(self.id))
         await self._writer.stop(seconds)
+        idle = asyncio.get_running_loop().run_in_executor(self._reader, int)  # a read that still runs ends first
+        await asyncio.wait({idle}, timeout=seconds)
         self._reader.shutdown(wait=False)
         self._engine.dispose()
         if self._lock is not None:

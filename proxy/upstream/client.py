@@ -11,7 +11,6 @@ import io
 import ssl
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from types import SimpleNamespace
 
 import aiohttp
@@ -61,7 +60,7 @@ class Upstream:
         self.proxy = settings.proxy
         self.ssl: ssl.SSLContext | bool = True
         if settings.ca_file is not None:
-            self.ssl = ssl.create_default_context(cafile=str(Path(settings.ca_file)))
+            self.ssl = ssl.create_default_context(cafile=settings.ca_file)
         self.headers = {
             "content-type": "application/json",
             "accept-encoding": "identity",
@@ -114,22 +113,26 @@ class UpstreamClient:
         """
         try:
             async with asyncio.timeout(self._timeouts.first_event):
-                response = await self._post(upstream, path, body, beta)
+                return await self._stream(upstream, path, body, beta, progress, model)
         except TimeoutError:
             raise timed_out("no answer in time") from None
+
+    async def _stream(
+        self, upstream: Upstream, path: str, body: bytes, beta: str | None, progress: Progress, model: str
+    ) -> MessageStream | bytes:
+        response = await self._post(upstream, path, body, beta)
+        streamed = False
         try:
             if response.status != 200:
                 raise await _fault(response, upstream)
-            if response.content_type == "text/event-stream":
-                return MessageStream(
-                    response, progress, model, upstream.secret, self._timeouts.first_event, self._timeouts.idle
-                )
-            whole = await _read(response)
-        except BaseException:
-            response.close()
-            raise
-        response.close()
-        return whole
+            streamed = response.content_type == "text/event-stream"
+            if streamed:
+                timeouts = self._timeouts
+                return MessageStream(response, progress, model, upstream.secret, timeouts.first_event, timeouts.idle)
+            return await _read(response)
+        finally:
+            if not streamed:
+                response.close()
 
     async def _post(self, upstream: Upstream, path: str, body: bytes, beta: str | None) -> aiohttp.ClientResponse:
         """Send a request. Once more where a kept connection turned out to be closed before a byte of an answer."""
@@ -147,7 +150,7 @@ class UpstreamClient:
                     ssl=upstream.ssl,
                     trace_request_ctx=attempt,
                 )
-            except aiohttp.ServerDisconnectedError as error:
+            except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
                 if not (again and attempt.reused):
                     raise unreachable(type(error).__name__) from error
             except (aiohttp.ServerTimeoutError, TimeoutError) as error:

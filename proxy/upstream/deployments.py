@@ -6,6 +6,7 @@ The body is encoded once, with a slot for the name.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from time import monotonic
 from typing import TypeVar
@@ -24,7 +25,7 @@ from proxy.plugin import Route
 from proxy.progress import Progress
 from proxy.upstream.choice import by_preference, conversation_name
 from proxy.upstream.client import Upstream, UpstreamClient
-from proxy.upstream.faults import UpstreamFault, no_messages_answer
+from proxy.upstream.faults import UpstreamFault, no_messages_answer, timed_out
 from proxy.upstream.health import Health
 from proxy.upstream.stream import MessageStream
 
@@ -38,19 +39,31 @@ _log = structlog.get_logger("ezat.upstream")
 class Deployments:
     """Sends exchanges to the deployments of their models, to the next one where one fails before its first event."""
 
-    def __init__(self, upstreams: Mapping[str, Upstream], client: UpstreamClient, budget: float) -> None:
+    def __init__(
+        self, upstreams: Mapping[str, Upstream], client: UpstreamClient, budget: float, request_timeout: float
+    ) -> None:
         self._upstreams = upstreams
         self._client = client
         self._budget = budget
         """Seconds after which no further deployment is asked."""
+        self._request_timeout = request_timeout
+        """Seconds for a whole answer, whichever deployment gives it."""
         self._health: dict[tuple[str, Deployment], Health] = {}
 
     async def whole(self, exchange: Exchange) -> Answer:
         """A whole answer. Raises UpstreamFault."""
         path = PATHS.get(exchange.route, USUAL_PATH)
+        deadline = asyncio.get_running_loop().time() + self._request_timeout
 
         async def ask(upstream: Upstream, body: bytes) -> Answer:
-            raw = await self._client.whole(upstream, path, body, _beta(exchange))
+            try:
+                async with asyncio.timeout_at(deadline):
+                    raw = await self._client.whole(upstream, path, body, _beta(exchange))
+            except TimeoutError:
+                words = (
+                    f"the answer took longer than {self._request_timeout:g} seconds; ask for a stream (stream: true)"
+                )
+                raise timed_out("the time of a whole request is over", words) from None
             return _count(raw) if exchange.route is Route.COUNT_TOKENS else message_answer(raw, exchange)
 
         return await self._ask_in_turn(exchange, ask)

@@ -142,7 +142,10 @@ def retry_after(value: str) -> int:
 def client_path(message: str, path_of: Callable[[str], str | None]) -> str | None:
     """The field of the client's request that a provider's message is about, if it begins with a path."""
     found = _PATH.match(message)
-    return path_of(found.group(1)) if found else None
+    try:
+        return path_of(found.group(1)) if found else None
+    except Exception:  # the translated body may have been changed since, so that nothing stands there any more
+        return None
 
 
 def _error_object(body: bytes, secret: str | None) -> dict[str, Any]:

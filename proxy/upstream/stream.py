@@ -74,7 +74,7 @@ class MessageStream:
         self._splitter = Splitter()
         encoding = response.headers.get("content-encoding", "identity")
         self._inflater = None if encoding == "identity" else Inflater(encoding, MOST_BYTES)
-        self._begun = self._message_begun = False
+        self._begun = self._message_begun = self._reading = False
         self._loop = asyncio.get_running_loop()
         self._deadline = self._loop.time() + first_timeout
         self._timer = self._loop.call_at(self._deadline, self._tick)
@@ -106,6 +106,9 @@ class MessageStream:
         return []
 
     async def _read(self) -> bytes:
+        if self._begun:
+            self._wait(TAIL_TIMEOUT if self._progress.in_tail else self._idle_timeout)
+        self._reading = True
         try:
             data = await self._content.readany()
             if data and self._inflater is not None:
@@ -121,6 +124,8 @@ class MessageStream:
             if self._progress.in_tail:
                 return b""
             raise
+        finally:
+            self._reading = False
 
     def _events(self, data: bytes) -> list[Event]:
         events: list[Event] = []
@@ -139,8 +144,6 @@ class MessageStream:
             if not events:
                 raise fault from None
             self._broken = fault
-        if self._begun:
-            self._wait(TAIL_TIMEOUT if self._progress.in_tail else self._idle_timeout)
         return events
 
     def _event(self, frame: Frame) -> Event | None:
@@ -201,6 +204,8 @@ class MessageStream:
             self._timer = self._loop.call_at(self._deadline, self._tick)
 
     def _tick(self) -> None:
+        if not self._reading:  # the client takes its time, not the upstream
+            self._deadline = self._loop.time() + self._idle_timeout
         if self._deadline - self._loop.time() > 0.001:
             self._timer = self._loop.call_at(self._deadline, self._tick)
             return

@@ -536,6 +536,7 @@ async def test_b23_large_bodies_at_once_are_bounded(gateway: GatewayProcess, ups
     assert 200 == later.status
 
 
+@pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWarning")
 @pytest.mark.parametrize("announced", [True, False], ids=["announced", "in chunks"])
 async def test_b23_bodies_count_until_they_are_answered(announced: bool) -> None:
     """Room for 64 MB is room for three bodies of 20 MB that the upstream hasn't answered, however they are sent."""
