@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Self
 
 from pydantic import AwareDatetime, Field, SecretStr, model_validator
 
@@ -18,6 +18,7 @@ from proxy.models import ModelTable
 from proxy.plugin import Plugin, Services, Settings
 from proxy.store.directory import Organization, StoredKey
 from proxy.store.money import units
+from proxy.store.periods import Period
 from proxy.store.store import Store
 
 Usd = Annotated[Decimal, Field(ge=0)]
@@ -61,7 +62,7 @@ class KeySettings(Settings):
     """How many of its requests may be answered at the same time; left out: no limit."""
     spend_limit_usd: Usd | None = None
     """What it may spend, in USD; left out: no limit."""
-    spend_period: Literal["day", "week", "month"] | None = None
+    spend_period: Period | None = None
     """The period that the spend limit is for, in UTC; left out: for all time."""
     expires_at: AwareDatetime | None = None
     """When it ends, such as 2030-01-01T00:00:00Z; left out: never."""

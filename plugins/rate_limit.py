@@ -6,14 +6,12 @@ before it is sent. Counting tokens has a window of its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import ClassVar
 
 from proxy.errors import GatewayError, Kind
-from proxy.estimate import input_tokens
-from proxy.exchange import Exchange, Limits
-from proxy.limits import Limiter, LimiterDown, Window
+from proxy.exchange import Exchange
+from proxy.limits import Limiter, LimiterDown, Window, owners, requests_window, tokens_window
 from proxy.plugin import Plugin, Route, Services
 
 RETRY_AFTER_LIMITER = 5
@@ -31,11 +29,11 @@ class RateLimit(Plugin):
 
     async def on_headers(self, exchange: Exchange) -> None:
         """Count the request and take a place. Raises GatewayError: 429, or 503 where that can't be done."""
-        for owner, limits in _owners(exchange):
+        for owner, limits in owners(exchange.key):
             try:
                 if limits.requests_per_minute is not None:
-                    kind = "count_tokens" if exchange.route is Route.COUNT_TOKENS else "requests"
-                    window = await self._limiter.hit(f"{kind}:{owner}", limits.requests_per_minute)
+                    name = requests_window(owner, counting=exchange.route is Route.COUNT_TOKENS)
+                    window = await self._limiter.hit(name, limits.requests_per_minute)
                     _tell(exchange, window, "requests")
                     if window.wait is not None:
                         raise _too_many(f"{limits.requests_per_minute} requests a minute", window.wait)
@@ -46,13 +44,14 @@ class RateLimit(Plugin):
 
     async def on_send(self, exchange: Exchange) -> None:
         """Count the input tokens. Raises GatewayError: 429 or 503."""
-        for owner, limits in _owners(exchange):
-            if limits.input_tokens_per_minute is None or exchange.route is Route.COUNT_TOKENS:
+        if exchange.route is Route.COUNT_TOKENS:
+            return
+        for owner, limits in owners(exchange.key):
+            if limits.input_tokens_per_minute is None:
                 continue
+            tokens = exchange.estimated_input()
             try:
-                window = await self._limiter.spend(
-                    f"tokens:{owner}", limits.input_tokens_per_minute, input_tokens(exchange.body)
-                )
+                window = await self._limiter.spend(tokens_window(owner), limits.input_tokens_per_minute, tokens)
             except LimiterDown:
                 raise limiter_down() from None
             _tell(exchange, window, "tokens")
@@ -63,14 +62,6 @@ class RateLimit(Plugin):
         if not await self._limiter.take_place(name, most, exchange.id):
             raise _too_many(f"{most} requests at the same time", 1)
         exchange.defer(lambda: self._limiter.give_place_back(name, exchange.id))
-
-
-def _owners(exchange: Exchange) -> Iterator[tuple[str, Limits]]:
-    key = exchange.key
-    if key is not None:
-        yield f"key:{key.id}", key.limits
-        if key.organization is not None:
-            yield f"organization:{key.organization}", key.organization_limits
 
 
 def _too_many(limit: str, wait: int) -> GatewayError:

@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 
 from proxy.errors import GatewayError, Kind
-from proxy.estimate import BYTES_PER_TOKEN, input_tokens
+from proxy.estimate import BYTES_PER_TOKEN
 from proxy.exchange import Exchange
 from proxy.plugin import Outcome, OutputPlugin, Plugin, Route, Services, Settings
 from proxy.store import Budget, BudgetReserved, BudgetSpent, Exactness, UsageRow
@@ -86,7 +86,7 @@ class Usage(Plugin):
         asked = exchange.body.get("max_tokens")
         limit = self.settings.reserve_output_tokens
         output = min(int(asked), limit) if isinstance(asked, int | float) and asked >= 1 else limit
-        return input_tokens(exchange.body) * max(prices.input, prices.cache_write_5m) + output * prices.output
+        return exchange.estimated_input() * max(prices.input, prices.cache_write_5m) + output * prices.output
 
 
 class UsageOutput(OutputPlugin):

@@ -40,4 +40,4 @@ class Background:
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            _log.debug("background task failed", error=type(error).__name__)
+            _log.warning("background task failed", error=type(error).__name__)

@@ -18,7 +18,7 @@ from proxy.errors import CannotStart
 from proxy.first_run import conversation, first_key, first_model, greeting, show
 from proxy.loading import load_all
 from proxy.plugin import Plugin
-from proxy.server import Gateway, described_plugins
+from proxy.server import Gateway
 from proxy.yaml_source import ConfigError
 
 DEFAULT_CONFIG = Path("config/gateway.yaml")
@@ -91,7 +91,7 @@ def _cli(bundled: Mapping[str, type[Plugin]]) -> click.Group:
     def plugins(context: click.Context, path: Path) -> None:
         loaded = Loaded(chosen(context, path), bundled)
         table = Table("plugin", "what it does", box=None)
-        for name, purpose in described_plugins(loaded.pipeline.plugins):
+        for name, purpose in loaded.pipeline.purposes():
             table.add_row(name, purpose)
         Console().print(table)
         click.echo("\n" + loaded.pipeline.described())
@@ -124,6 +124,9 @@ async def _serve(loaded: Loaded) -> int:
         return 1
     except OSError as error:
         click.echo(f"the gateway can't start: {error.strerror or error}", err=True)
+        return 1
+    except Exception as error:
+        click.echo(f"the gateway can't start: {type(error).__name__}: {error}", err=True)
         return 1
     finally:
         await gateway.stop()

@@ -35,7 +35,7 @@ from proxy.store.database import READ_ONLY, open_engine
 from proxy.store.directory import now
 from proxy.store.migrations import StoreTooNew, migrate
 from proxy.store.money import usd
-from proxy.store.reports import NoExport, differences, lines, sums
+from proxy.store.reports import NoExport, as_csv, differences, sums
 from proxy.yaml_source import ConfigError
 
 Opened = Callable[..., Any]
@@ -267,8 +267,7 @@ def show(rows: list[dict[str, Any]], shape: str) -> None:
         for row in rows:
             click.echo(orjson.dumps(row).decode())
     elif shape == "csv":
-        for line in lines(rows):
-            click.echo(line)
+        click.echo(as_csv(rows), nl=False)
     elif not rows:
         click.echo("nothing there")
     else:

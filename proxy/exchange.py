@@ -6,14 +6,16 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import uuid_utils
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from proxy.document import Document, RequestDocument
 from proxy.errors import GatewayError, Kind
+from proxy.estimate import input_tokens
 from proxy.plugin import Route
+from proxy.store.periods import Period
 from proxy.usage import Usage
 
 if TYPE_CHECKING:
@@ -50,7 +52,7 @@ class Key:
     limits: Limits = NO_LIMITS
     organization_limits: Limits = NO_LIMITS
     spend_limit: int | None = None
-    spend_period: Literal["day", "week", "month"] | None = None
+    spend_period: Period | None = None
     """None: the limit is for all time."""
     credit: int | None = None
     """What its organization has paid in; None: not prepaid."""
@@ -65,6 +67,7 @@ class Exchange:
 
     __slots__ = (
         "_defers",
+        "_estimated",
         "_document",
         "_headers",
         "_models",
@@ -129,6 +132,7 @@ class Exchange:
         """False where a plugin answered by itself and said that it cost nothing."""
         self._headers: CIMultiDictProxy[str] | None = None
         self._document = self.client_document = Document(None)
+        self._estimated: tuple[Document, int] | None = None
         self._defers: list[Callable[[], None]] = []
 
     @property
@@ -208,6 +212,12 @@ class Exchange:
     def read(self, document: Document) -> None:
         """The body has been read; for the engine."""
         self._document = self.client_document = document
+
+    def estimated_input(self) -> int:
+        """The input tokens of the request as it stands here, by estimate; measured once."""
+        if self._estimated is None or self._estimated[0] is not self._document:
+            self._estimated = (self._document, input_tokens(self.body))
+        return self._estimated[1]
 
     def defer(self, undo: Callable[[], None]) -> None:
         """Call ``undo`` exactly once when the exchange is over, after every ``on_close``, the last one first.

@@ -17,7 +17,6 @@ from proxy.dialects.messages import Messages
 from proxy.dialects.openai import OpenAI
 from proxy.document import Event
 from proxy.edge import client_address
-from proxy.ending import log_bug, log_fault, log_lost_record, log_request
 from proxy.errors import GatewayError, PluginFault, internal
 from proxy.exchange import Exchange
 from proxy.headers import answer_headers, error_headers
@@ -26,6 +25,7 @@ from proxy.pipeline import Chain, Passage
 from proxy.plugin import Outcome, Route
 from proxy.progress import Progress
 from proxy.reading import check_headers, check_messages_request, model_name, parse, read_body
+from proxy.request_log import log_bug, log_fault, log_lost_record, log_request
 from proxy.running import UNKNOWN_LENGTH, Running, stopping
 from proxy.settings import Server
 from proxy.streaming import AnswerStream

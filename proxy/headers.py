@@ -27,7 +27,8 @@ def answer_headers(exchange: Exchange) -> dict[str, str]:
         headers["x-ezat-adjusted"] = ", ".join(f"{name}={value}" for name, value in exchange.adjusted.items())
     for name, value in exchange.answer_headers.items():
         if _TOKEN.fullmatch(name):
-            headers[name] = "".join(letter if letter.isprintable() else " " for letter in str(value))
+            text = str(value)
+            headers[name] = text if text.isprintable() else "".join(" " if not c.isprintable() else c for c in text)
     return headers
 
 

@@ -13,7 +13,7 @@ import contextlib
 import math
 import time
 from collections import Counter
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar, cast
 
@@ -22,6 +22,8 @@ from limits import RateLimitItemPerMinute
 from limits.aio.storage import MemoryStorage, RedisStorage, SlidingWindowCounterSupport, Storage
 from limits.aio.strategies import MovingWindowRateLimiter, RateLimiter, SlidingWindowCounterRateLimiter
 from redis.exceptions import RedisError
+
+from proxy.exchange import Key, Limits
 
 REDIS_TIMEOUT = 2.0
 LEASE = 120
@@ -41,6 +43,24 @@ redis.call('ZADD', KEYS[1], ARGV[3], ARGV[4])
 redis.call('EXPIRE', KEYS[1], ARGV[5])
 return 1
 """
+
+
+def owners(key: Key | None) -> Iterator[tuple[str, Limits]]:
+    """Whose limits count for a key: its own, and its organization's. The names are those of the windows."""
+    if key is not None:
+        yield f"key:{key.id}", key.limits
+        if key.organization is not None:
+            yield f"organization:{key.organization}", key.organization_limits
+
+
+def requests_window(owner: str, *, counting: bool = False) -> str:
+    """The window of an owner's requests; counting tokens has one of its own."""
+    return f"{'count_tokens' if counting else 'requests'}:{owner}"
+
+
+def tokens_window(owner: str) -> str:
+    """The window of an owner's input tokens."""
+    return f"tokens:{owner}"
 
 
 class LimiterDown(Exception):

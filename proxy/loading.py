@@ -32,6 +32,10 @@ class Pipeline:
         self.plugins = plugins
         self.chains = chains
 
+    def purposes(self) -> list[tuple[str, str]]:
+        """Name and purpose of each plugin."""
+        return [(plugin.name, (type(plugin).__doc__ or "").strip().partition("\n")[0]) for plugin in self.plugins]
+
     def described(self) -> str:
         """Both ways through the chains, for people."""
         lines = []

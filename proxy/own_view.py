@@ -9,8 +9,8 @@ from typing import Any
 from sqlalchemy import Connection, select
 
 from proxy.errors import GatewayError, Kind
-from proxy.exchange import Exchange, Key, Limits
-from proxy.limits import Limiter, LimiterDown, Window
+from proxy.exchange import NO_LIMITS, Exchange, Key, Limits
+from proxy.limits import Limiter, LimiterDown, Window, owners, requests_window, tokens_window
 from proxy.models import Model
 from proxy.plugin import Services
 from proxy.store import Budget
@@ -30,17 +30,14 @@ async def key_view(exchange: Exchange, services: Services, models: list[Model]) 
         return [(budget, *spent(connection, budget)) for budget in budgets]
 
     sums = await services.store.read(job)
+    limits = {owner.partition(":")[0]: await _limits(services.limiter, owner, each) for owner, each in owners(key)}
+    none = await _limits(services.limiter, "", NO_LIMITS)
     return {
         "name": key.name,
         "organization": key.organization,
         "models": [model.id for model in models],
         "budgets": [_budget(budget, used, reserved, exchange.began, key) for budget, used, reserved in sums],
-        "limits": {
-            "key": await _limits(services.limiter, f"key:{key.id}", key.limits),
-            "organization": await _limits(
-                services.limiter, f"organization:{key.organization}", key.organization_limits
-            ),
-        },
+        "limits": {"key": none, "organization": none, **limits},
     }
 
 
@@ -62,8 +59,8 @@ def _budget(budget: Budget, used: int, reserved: int, at: float, key: Key) -> di
 
 async def _limits(limiter: Limiter, owner: str, limits: Limits) -> dict[str, Any]:
     try:
-        requests = await _look(limiter, f"requests:{owner}", limits.requests_per_minute, tokens=False)
-        tokens = await _look(limiter, f"tokens:{owner}", limits.input_tokens_per_minute, tokens=True)
+        requests = await _look(limiter, requests_window(owner), limits.requests_per_minute, tokens=False)
+        tokens = await _look(limiter, tokens_window(owner), limits.input_tokens_per_minute, tokens=True)
     except LimiterDown:
         raise GatewayError(Kind.UNAVAILABLE, "limits can't be read now; try again", retry_after=5) from None
     return {

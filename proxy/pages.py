@@ -21,6 +21,7 @@ from proxy.plugin import Outcome, Route, Services
 from proxy.store.writer import StoreDown
 
 KeyedPage = Callable[[web.BaseRequest, Exchange], Awaitable[Any]]
+Refuse = Callable[[web.BaseRequest, Exchange, GatewayError], web.Response]
 
 
 def json_answer(exchange: Exchange, value: Any, status: int = 200) -> web.Response:
@@ -32,10 +33,13 @@ def json_answer(exchange: Exchange, value: Any, status: int = 200) -> web.Respon
 class Pages:
     """The pages by their paths. A path that ends in a slash stands for all paths below it."""
 
-    def __init__(self, chain: Chain, services: Services, new_exchange: NewExchange, base_path: str) -> None:
+    def __init__(
+        self, chain: Chain, services: Services, new_exchange: NewExchange, refuse: Refuse, base_path: str
+    ) -> None:
         self._chain = chain
         self._services = services
         self._new_exchange = new_exchange
+        self._refuse = refuse
         self._base = base_path
 
     def table(self) -> dict[str, dict[str, Endpoint]]:
@@ -59,8 +63,11 @@ class Pages:
                 await passage.headers()
                 value = await page(request, exchange)
                 outcome = Outcome.COMPLETED
+            except GatewayError as error:
+                return self._refuse(request, exchange, error)
             except StoreDown:
-                raise GatewayError(Kind.UNAVAILABLE, "the store can't be read now; try again", retry_after=5) from None
+                message = "the store can't be read now; try again"
+                return self._refuse(request, exchange, GatewayError(Kind.UNAVAILABLE, message, retry_after=5))
             finally:
                 passage.close(outcome)
             return json_answer(exchange, value)

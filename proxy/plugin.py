@@ -49,7 +49,7 @@ class Outcome(Enum):
     COMPLETED = "completed"
     FAILED = "failed"
     ABANDONED = "abandoned"
-    """The client left, or the server was stopped."""
+    """The client left."""
 
 
 class Settings(BaseModel):

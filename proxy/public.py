@@ -12,7 +12,6 @@ from proxy.background import Background
 from proxy.catalogue import catalogue
 from proxy.dialects import Dialect
 from proxy.edge import cors_headers, is_preflight, preflight_answer
-from proxy.ending import log_fault
 from proxy.endpoints import Endpoint, find, is_openai, not_found
 from proxy.errors import GatewayError, Kind, PluginFault, internal
 from proxy.exchange import Exchange
@@ -24,6 +23,7 @@ from proxy.openapi import as_yaml, document
 from proxy.openapi.operations import YAML
 from proxy.pages import Pages, json_answer
 from proxy.plugin import Route, Services
+from proxy.request_log import log_fault
 from proxy.running import Running
 from proxy.settings import Server
 from proxy.upstream.deployments import Deployments
@@ -86,7 +86,9 @@ class Public:
             "/v1/messages": {"POST": exchange(Route.MESSAGES, messages)},
             "/v1/messages/count_tokens": {"POST": exchange(Route.COUNT_TOKENS, messages)},
             "/openai/v1/chat/completions": {"POST": exchange(Route.CHAT_COMPLETIONS, openai)},
-            **Pages(self._pipeline.chains[Route.MODELS], self._services, self._exchange, self._base).table(),
+            **Pages(
+                self._pipeline.chains[Route.MODELS], self._services, self._exchange, self._refusal, self._base
+            ).table(),
             **{path: {"GET": endpoint, "HEAD": endpoint} for path, endpoint in (*keyless.items(), *pages)},
         }
 
@@ -106,12 +108,12 @@ class Public:
                 raise GatewayError(Kind.METHOD_NOT_ALLOWED, message, headers={"allow": allowed})
             return await endpoint(request)
         except GatewayError as error:
-            return self._refusal(request, error)
+            return self._refusal(request, self._exchange(Route.MODELS, request), error)
         except (asyncio.CancelledError, ConnectionResetError):
             raise
         except Exception:
             _log.exception("the gateway failed", path=request.path[:256])
-            return self._refusal(request, internal())
+            return self._refusal(request, self._exchange(Route.MODELS, request), internal())
 
     def _exchange(self, route: Route, request: web.BaseRequest) -> Exchange:
         exchange = Exchange(route, request.headers, self._models)
@@ -119,8 +121,7 @@ class Public:
             exchange.answer_headers.update(cors_headers(request, self._settings.cors_origins))
         return exchange
 
-    def _refusal(self, request: web.BaseRequest, error: GatewayError) -> web.Response:
-        exchange = self._exchange(Route.MODELS, request)
+    def _refusal(self, request: web.BaseRequest, exchange: Exchange, error: GatewayError) -> web.Response:
         if isinstance(error, PluginFault):
             log_fault(error, exchange)
         dialect = DIALECTS["openai" if is_openai(request.path.removeprefix(self._base)) else "messages"]

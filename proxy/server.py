@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import aiohttp
 import structlog
@@ -137,8 +137,3 @@ class Gateway:
         await site.start()
         addresses = self._runner.addresses
         self.port = addresses[0][1] if addresses else settings.port
-
-
-def described_plugins(plugins: Iterable[Plugin]) -> list[tuple[str, str]]:
-    """Name and purpose of each plugin."""
-    return [(plugin.name, (type(plugin).__doc__ or "").strip().partition("\n")[0]) for plugin in plugins]

@@ -39,7 +39,7 @@ from proxy.yaml_source import Loc, Source
 
 
 class Admin(Settings):
-    """The listener for metrics, console and admin API."""
+    """The listener for the operator. Nothing listens there yet: it is checked and kept for what is to come."""
 
     host: Text = "127.0.0.1"
     """The address that it listens on. Whoever reaches it sees everything."""

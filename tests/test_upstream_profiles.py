@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import re
 import subprocess
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -19,6 +20,7 @@ import orjson
 import pytest
 from structlog.testing import capture_logs
 
+from proxy.settings import UpstreamSettings
 from proxy.testing import Received, Reply, ScriptedUpstream, stream_reply
 from tests.configured import config_for, configured_gateway
 from tests.contract_plugins import BOTH_ROUTES, PLAIN_AND_STREAMED, Seen, ask_for, ending_of, request_of
@@ -380,6 +382,14 @@ async def test_a_proxy_of_the_environment_is_not_used(tmp_path: Path, monkeypatc
         received = await received_with({"api_key": KEY}, tmp_path)
 
     assert (KEY, []) == (received.headers["x-api-key"], proxy.heads)
+
+
+def test_every_setting_is_explained() -> None:
+    """An operator finds each setting of an upstream on the page about upstreams."""
+    page = (Path(__file__).parents[1] / "docs" / "upstreams.md").read_text()
+    named = [re.findall(r"`(\w+)`", line.split(" | ")[0]) for line in page.splitlines() if line.startswith("| `")]
+
+    assert set(UpstreamSettings.model_fields) == {name for names in named for name in names}
 
 
 # What other servers answer

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from typing import Any, Literal
@@ -167,10 +166,10 @@ def _model(deployment: str) -> str:
     return deployment.partition("/")[2]
 
 
-def lines(rows: list[dict[str, Any]]) -> Iterator[str]:
-    """Rows as CSV lines."""
+def as_csv(rows: list[dict[str, Any]]) -> str:
+    """Rows as CSV."""
     buffer = io.StringIO()
-    writer = csv.DictWriter(buffer, list(rows[0]) if rows else [])
+    writer = csv.DictWriter(buffer, list(rows[0]) if rows else [], lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
-    yield from buffer.getvalue().splitlines()
+    return buffer.getvalue()

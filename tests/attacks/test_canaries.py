@@ -6,6 +6,7 @@ The sweep runs on a gateway of its own, so that what is searched is known; plugi
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import re
@@ -121,7 +122,11 @@ UPSTREAM_DOES: dict[str, list[Step]] = {
     "send garbage": [UPSTREAM_KEY.encode() + b"\r\n\r\n", Move.CLOSE],
     "send no message": [http(json.dumps({"key": UPSTREAM_KEY}).encode())],
     "send an error event": [CHUNKED, chunk(frame({"type": "error", "error": {"message": QUOTED}})), LAST_CHUNK],
-    "send one later": [CHUNKED, chunk(BEGUN + frame({"type": "error", "error": {"message": QUOTED}})), LAST_CHUNK],
+    "send an error event later": [
+        CHUNKED,
+        chunk(BEGUN + frame({"type": "error", "error": {"message": QUOTED}})),
+        LAST_CHUNK,
+    ],
     "send no event": [CHUNKED, chunk(f"event: message_start\ndata: {UPSTREAM_KEY}\n\n".encode()), LAST_CHUNK],
     "reset": [CHUNKED, chunk(BEGUN), 0.05, Move.RESET],
     "hang up": [Move.CLOSE],
@@ -214,13 +219,12 @@ async def test_j1_a_clients_key_reaches_nobody(swept: Swept) -> None:
 
     assert set() == found_in("".join(heads)) - {"the upstream's key"}
     assert set() == found_in("".join(bodies)) - {"the prompt"}
-    leaks = {
-        name: found_in(f"{answer.line} {answer.headers!r}" + answer.body.decode("latin-1"))
-        for name, answer in swept.answers.items()
-    }
-    assert {} == {
-        name: found for name, found in leaks.items() if found - ({"the prompt"} if name in QUOTES_ITSELF else set())
-    }
+    assert [] == [name for name, answer in swept.answers.items() if _leaks(name, answer)]
+
+
+def _leaks(name: str, answer: Answer) -> bool:
+    found = found_in(f"{answer.line} {answer.headers!r} {answer.body.decode()}")
+    return bool(found - {"the prompt"} if name in QUOTES_ITSELF else found)
 
 
 async def test_j1_nothing_is_written_down(swept: Swept) -> None:
@@ -229,16 +233,16 @@ async def test_j1_nothing_is_written_down(swept: Swept) -> None:
     assert set() == found_in(swept.gateway.stored)
 
 
-@pytest.mark.parametrize("command", ["check", "plugins"])
-async def test_j1_no_command_shows_a_secret(swept: Swept, tmp_path: Path, command: str) -> None:
+async def test_j1_no_command_shows_a_secret(swept: Swept, tmp_path: Path) -> None:
     """What is printed of a configuration, good or bad, holds no key."""
     good = written_config(config_for(swept.upstream), tmp_path)
     bad = tmp_path / "bad.yaml"
     bad.write_text(good.read_text().replace('"key": ', '"keey": ').replace('"api_key": ', '"api_keey": '))
+    commands = [(command, path) for command in ("check", "plugins") for path in (good, bad)]
 
-    ended = [await run(command, "--config", str(path)) for path in (good, bad)]
+    ended = await asyncio.gather(*(run(command, "--config", str(path)) for command, path in commands))
 
-    assert [0, 1] == [each.code for each in ended]
+    assert [0, 1, 0, 1] == [each.code for each in ended]
     assert set() == found_in("".join(each.output + each.errors for each in ended))
 
 
@@ -254,11 +258,12 @@ async def test_j4_a_key_is_shown_by_name_and_end_alone(swept: Swept) -> None:
 async def test_j6_a_500_is_one_of_a_few_sentences(swept: Swept) -> None:
     """Whatever went wrong inside, the client reads a fixed sentence, and the id under which it is logged."""
     told = set()
-    for answer in swept.answers.values():
+    for name, answer in swept.answers.items():
+        if "error event" in name:
+            continue  # what a provider says in an event of its own is passed on
         if answer.status == 500:
             told.add(answer.data["error"]["message"])
-        elif b"text/event-stream" in answer.headers["content-type"].encode():
-            told |= {text.decode() for text in IN_STREAM.findall(answer.body)}
+        told |= {text.decode() for text in IN_STREAM.findall(answer.body) if answer.status == 200}
 
     assert {"the gateway failed to answer this request"} < told
     assert told <= FIXED_SENTENCES

@@ -29,7 +29,7 @@ def log_request(
         model=exchange.model_or_none.id if exchange.model_or_none else None,
         upstream=exchange.deployment.upstream if exchange.deployment else None,
         stream=exchange.stream,
-        outcome=(outcome or Outcome.COMPLETED).value,
+        outcome=(outcome or Outcome.ABANDONED).value,
         status=status or None,
         error=error.kind.value if error else None,
         cause=error.cause if isinstance(error, UpstreamFault) else None,
