@@ -39,6 +39,7 @@ from proxy.store.reports import NoExport, as_csv, differences, sums
 from proxy.yaml_source import ConfigError
 
 Opened = Callable[..., Any]
+WIDEST = 1000
 
 
 _LIMITS = (
@@ -76,15 +77,18 @@ def add_store_commands(cli: click.Group, default: Path) -> None:
         path = click.get_current_context().find_object(Path) or default
         try:
             engine = open_engine(load(path).store)
+        except ConfigError as error:
+            raise click.ClickException(f"the configuration can't be used:\n{error}") from None
+        try:
             migrate(engine)
             with engine.connect().execution_options(**(READ_ONLY if reads else {})) as connection, connection.begin():
                 yield connection
-        except ConfigError as error:
-            raise click.ClickException(f"the configuration can't be used:\n{error}") from None
         except (NotThere, Taken, NoExport, TooMuch, StoreTooNew) as error:
             raise click.ClickException(str(error)) from None
         except SQLAlchemyError as error:
             raise click.ClickException(f"the store can't be used now: {type(error).__name__}") from None
+        finally:
+            engine.dispose()
 
     _add_keys(cli, store)
     _add_organizations(cli, store)
@@ -177,11 +181,8 @@ def _add_organizations(cli: click.Group, store: Opened) -> None:
     @_FORMAT
     def listed(shape: str) -> None:
         with store(reads=True) as connection:
-            rows = [
-                {**row, "credit": None if row["credit"] is None else dollars(usd(row["credit"]))}
-                for row in connection.execute(select(schema.organizations)).mappings()
-            ]
-        show([{**row, "created_at": _time(row["created_at"])} for row in rows], shape)
+            found = [dict(row) for row in connection.execute(select(schema.organizations)).mappings()]
+        show([_shown_organization(row) for row in found], shape)
 
     @orgs.command("credit", help="Add to what an organization has paid in.")
     @click.argument("name")
@@ -215,6 +216,18 @@ def _add_organizations(cli: click.Group, store: Opened) -> None:
         with store() as connection:
             change_organization(connection, name, changes)
         click.echo(f"{name}: changed {', '.join(changes)}")
+
+
+def _shown_organization(row: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "name": row["name"],
+        "suspended": row["suspended"],
+        "credit": None if row["credit"] is None else dollars(usd(row["credit"])),
+        "requests/min": row["requests_per_minute"],
+        "tokens/min": row["input_tokens_per_minute"],
+        "parallel": row["parallel_requests"],
+        "created": _time(row["created_at"]),
+    }
 
 
 def _add_usage(cli: click.Group, store: Opened) -> None:
@@ -271,7 +284,7 @@ def show(rows: list[dict[str, Any]], shape: str) -> None:
     elif not rows:
         click.echo("nothing there")
     else:
-        table = Table(*map(str, rows[0]))
+        table = Table(*map(str, rows[0]), box=None)
         for row in rows:
             table.add_row(*("" if value is None else str(value) for value in row.values()))
-        Console().print(table)
+        Console(width=WIDEST).print(table)  # no number is cut off, however narrow the terminal is

@@ -12,6 +12,8 @@ BYTES_PER_TOKEN = 4
 TOKENS_PER_IMAGE = 1600
 PDF_BASE64_PER_TOKEN = 40
 _MEDIA = ("image", "document")
+_SOURCES = ("base64", "url", "file")
+"""Those of an image or a PDF; a document may be plain text, too."""
 
 
 def input_tokens(body: Any) -> int:
@@ -26,8 +28,8 @@ def input_tokens(body: Any) -> int:
             waiting += value
         elif isinstance(value, dict):
             source = value.get("source")
-            if value.get("type") in _MEDIA and isinstance(source, dict) and "data" in source:
-                tokens += _media_tokens(value["type"], source["data"])
+            if value.get("type") in _MEDIA and isinstance(source, dict) and source.get("type") in _SOURCES:
+                tokens += _media_tokens(value["type"], source.get("data"))
             else:
                 size += sum(map(len, value))
                 waiting += value.values()

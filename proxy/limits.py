@@ -26,6 +26,7 @@ from redis.exceptions import RedisError
 from proxy.exchange import Key, Limits
 
 REDIS_TIMEOUT = 2.0
+MOST_CONNECTIONS = 32
 LEASE = 120
 """Seconds for which a place is kept without a renewal."""
 RENEWAL = 30
@@ -223,11 +224,16 @@ class RedisPlaces:
     """Places that several gateways share: leases in a sorted set, by the time at which they run out."""
 
     def __init__(self, url: str) -> None:
-        self._redis = redis.asyncio.from_url(
-            url, socket_timeout=REDIS_TIMEOUT, socket_connect_timeout=REDIS_TIMEOUT, protocol=2
+        self.pool = redis.asyncio.BlockingConnectionPool.from_url(
+            url,
+            max_connections=MOST_CONNECTIONS,
+            timeout=REDIS_TIMEOUT,
+            socket_timeout=REDIS_TIMEOUT,
+            socket_connect_timeout=REDIS_TIMEOUT,
+            protocol=2,
         )
-        self.pool = self._redis.connection_pool
-        """For what else asks this Redis; closed with the places."""
+        """For what else asks this Redis; closed with the places. Where all are taken, one waits for its turn."""
+        self._redis = redis.asyncio.Redis(connection_pool=self.pool)
         self._take = self._redis.register_script(_TAKE_PLACE)
         self._held: set[tuple[str, str]] = set()
         self._tasks: set[asyncio.Task[None]] = set()

@@ -81,7 +81,9 @@ async def cost_of_request(exchange: Exchange, services: Services, request_id: st
     """What one of the key's own requests used and cost. Raises StoreDown, GatewayError: 404."""
     key = exchange.key or OPEN
     mine = select(usage).where(usage.c.request_id == request_id, usage.c.key_id == key.id)
-    row = await services.store.read(lambda connection: connection.execute(mine).mappings().first())
+    row = None
+    if request_id.isascii() and request_id.isprintable():  # PostgreSQL takes no NUL
+        row = await services.store.read(lambda connection: connection.execute(mine).mappings().first())
     if row is None:
         raise GatewayError(Kind.PATH_NOT_FOUND, "no request of this key has this id")
     tokens = ("input", "cache_read", "cache_write_5m", "cache_write_1h", "output", "thinking")

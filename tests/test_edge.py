@@ -277,6 +277,16 @@ def without_ids(body: bytes) -> bytes:
     return re.sub(rb'"request_id":"[^"]+"', b"", body)
 
 
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+@pytest.mark.parametrize("path", [BASE, f"{BASE}/"])
+async def test_the_base_url_itself_is_answered(path: str, method: str) -> None:
+    """Clients that look whether somebody is there ask for their base URL, with a slash or without."""
+    async with gateway(base_path=BASE) as url:
+        answer = await send(method, url + path)
+
+    assert 200 == answer.status
+
+
 UNKNOWN = (
     *("/llm/v2", "/llm/nonsense", "/llm/v1/nonsense", "/llm//v1/messages", "/llm/llm/v1/messages"),
     *("/llmv1/messages", "/ll", "/LLM/v1/messages", "/other/llm/v1/messages", "/"),

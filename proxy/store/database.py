@@ -62,7 +62,7 @@ def lock(url: str) -> int | None:
     """Keep other gateways off an SQLite file, until the descriptor is closed. Raises StoreInUse."""
     if url == MEMORY or not url.startswith("sqlite:"):
         return None
-    path = path_of(url)
+    path = path_of(url).resolve()  # by whatever name, it is one file
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(f"{path}.lock", os.O_CREAT | os.O_RDWR, 0o600)
     try:
@@ -101,7 +101,7 @@ def _file(path: str) -> tuple[int, int] | None:
         found = os.stat(path)
     except OSError:
         return None
-    return found.st_dev, found.st_ino
+    return (found.st_dev, found.st_ino) if found.st_size else None  # emptied is as bad as gone
 
 
 def _begin(connection: Connection) -> None:

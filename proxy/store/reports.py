@@ -134,10 +134,11 @@ def _exported(text: str) -> dict[tuple[str, str], dict[str, int]]:
     for number, row in enumerate(reader, 2):
         try:
             day = date.fromisoformat(row[columns["day"]].strip()[:10]).isoformat()
+            model = row[columns["model"]].strip()
             counts = {kind: int(row[columns[kind]] or 0) for kind in TOKENS if kind in columns}
         except (ValueError, AttributeError) as error:
             raise NoExport(f"line {number} can't be read: {error}") from None
-        total = totals.setdefault((day, row[columns["model"]].strip()), dict.fromkeys(counts, 0))
+        total = totals.setdefault((day, model), dict.fromkeys(counts, 0))
         for kind, count in counts.items():
             total[kind] += count
     return totals

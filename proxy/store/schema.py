@@ -15,7 +15,6 @@ from sqlalchemy import (
     String,
     Table,
     Text,
-    UniqueConstraint,
 )
 
 metadata = MetaData()
@@ -114,6 +113,5 @@ revisions = Table(
     metadata,
     Column("name", String(16), primary_key=True),
     Column("revision", BigInteger, nullable=False),
-    UniqueConstraint("name"),
 )
 """How often keys and organizations were changed: running gateways look whether it has grown."""

@@ -89,6 +89,7 @@ class Writer:
             async with asyncio.timeout(PATIENCE):
                 return await result
         except TimeoutError:
+            self.healthy = False  # until a batch is written
             raise StoreDown("the store takes too long") from None
 
     def later(self, work: Job | Record) -> None:

@@ -188,7 +188,7 @@ class RawUpstream:
         head += await reader.readuntil(b"\r\n\r\n")
         self.wire.append(head)
         line, *fields = head[:-4].decode("latin-1").split("\r\n")
-        headers = CIMultiDict(tuple(text.split(": ", 1)) for text in fields)
+        headers = CIMultiDict((name, value) for name, _, value in (text.partition(": ") for text in fields))
         asked = Asked(line, headers)
         self.asked.append(asked)
         self.playing += 1
@@ -198,14 +198,19 @@ class RawUpstream:
             if script is None or script.reads_body:
                 asked.body = await reader.readexactly(int(headers.get("content-length", 0)))
                 self.wire.append(asked.body)
-            return await self._play(script.steps if script else _usual(asked.body), reader, writer)
+            if script is None:
+                return await self._play(_usual(asked.body), reader, writer)
+            return await self._play(script.steps, reader if script.reads_body else None, writer)
         except (ConnectionError, asyncio.IncompleteReadError):
             self.left += 1
             raise
         finally:
             self.playing -= 1
 
-    async def _play(self, steps: Sequence[Step], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+    async def _play(
+        self, steps: Sequence[Step], reader: asyncio.StreamReader | None, writer: asyncio.StreamWriter
+    ) -> bool:
+        """Go through the steps; whether the connection is kept. Without a reader the request is not read any more."""
         for step in steps:
             if isinstance(step, bytes):
                 writer.write(step)
@@ -230,8 +235,11 @@ class RawUpstream:
         return True
 
 
-async def _wait(reader: asyncio.StreamReader, seconds: Any) -> None:
+async def _wait(reader: asyncio.StreamReader | None, seconds: Any) -> None:
     """Wait so long, or until the gateway leaves: then raises IncompleteReadError."""
+    if reader is None:
+        await asyncio.sleep(seconds)
+        return
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await reader.readexactly(1)

@@ -1,5 +1,7 @@
 """Bodies that are too large, too slow, broken, deep or odd (group B), over real sockets and on both endpoints.
 
+The group stands in one file, row by row, so that none is missed.
+
 Whatever a body is, its answer is the upstream's or a 400 or 413 in the envelope; what is refused reaches no upstream.
 """
 
@@ -12,7 +14,7 @@ import json
 import re
 import time
 import zlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, NamedTuple
 
@@ -248,7 +250,7 @@ def schema(levels: int) -> bytes:
     return b'{"type":"object","x":%b}' % nested(levels - 1)
 
 
-DEEP = {
+DEEP: dict[str, Callable[[int], bytes]] = {
     "messages": deep_message,
     "a tool's schema": deep_tool,
     "metadata": lambda levels: raw_asked(metadata=nested(levels - 1)),
@@ -423,7 +425,7 @@ NO_UTF8 = {
     "cut short": b"\xe2\x82",
     "Latin-1": "Zürich".encode("latin-1"),
 }
-PLACES = {
+PLACES: dict[str, Callable[[bytes], bytes]] = {
     "in a message": lambda raw: raw_asked(messages=b'[{"role":"user","content":"%b"}]' % raw),
     "in a field that nobody reads": lambda raw: raw_asked(metadata=b'{"a":"%b"}' % raw),
     "in a key": lambda raw: raw_asked(metadata=b'{"%b":1}' % raw),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
 
 import pytest
@@ -24,13 +25,13 @@ from tests.attacks.raw_client import (
     connected,
     post,
 )
-from tests.attacks.raw_upstream import BEGUN, CHUNKED, ENDING, LAST_CHUNK, PLAIN, Move, RawUpstream, chunk, frame
+from tests.attacks.raw_upstream import BEGUN, CHUNKED, ENDING, LAST_CHUNK, PLAIN, Move, RawUpstream, Step, chunk, frame
 from tests.process import GatewayProcess, eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 SEED = 20260711
-LEAVERS = 400
+LEAVERS = 300
 TOGETHER = 20
 
 
@@ -47,9 +48,13 @@ async def test_e3_clients_that_leave_at_any_moment_leave_nothing_behind(
         own_id, stream = f"e3-{number}", chance.random() < 0.7
         sent = post(chance.choice([CHAT, MESSAGES]), asked(stream=stream), f"x-request-id: {own_id}")
         leave, moment = chance.choice(["close", "reset", "half_close"]), chance.random() * 0.06
+        if chance.random() < 0.2:
+            sent = sent[: chance.randrange(len(sent))]
+        elif chance.random() < 0.1:
+            moment = PATIENCE  # one that stays
         upstream.play(CHUNKED, chunk(BEGUN), 0.02, chunk(ENDING), LAST_CHUNK)
         async with connected(gateway) as client:
-            client.send(sent[: chance.randrange(len(sent))] if chance.random() < 0.2 else sent)
+            client.send(sent)
             try:
                 answer = await client.answer(moment)
             except (TimeoutError, Cut):
@@ -105,8 +110,8 @@ async def _until_nothing_moves(upstream: RawUpstream) -> None:
 
 @pytest.mark.slow
 async def test_e6_many_stalled_clients_starve_nobody(gateway: GatewayProcess, upstream: RawUpstream) -> None:
-    """A hundred clients that read nothing cost little memory each, and others are served."""
-    stalled = 100
+    """Sixty clients that read nothing cost little memory each, and others are served."""
+    stalled = 60
     async with AsyncExitStack() as stack, taken_by(gateway) as taken:
         for _ in range(stalled):
             upstream.play(CHUNKED, chunk(BEGUN), *[chunk(BIG_EVENT)] * 40, chunk(ENDING), LAST_CHUNK)
@@ -123,7 +128,7 @@ async def test_e6_many_stalled_clients_starve_nobody(gateway: GatewayProcess, up
     assert taken.memory < stalled * 2 * MB
 
 
-HELD = {
+HELD: dict[str, tuple[bool, Sequence[Step]]] = {
     "before the upstream answers": (False, [Move.WAIT]),
     "in a stream": (True, [CHUNKED, chunk(BEGUN), Move.WAIT]),
 }

@@ -10,7 +10,7 @@ import asyncio
 import gzip
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -230,7 +230,7 @@ async def test_u7_a_stream_that_is_cut_never_looks_whole(
 
     async with connected(gateway) as client:
         client.send(post(path, asked(stream=True, stream_options={"include_usage": True})))
-        answer = await client.answer(seen=Seen(b"lo.", arrived))
+        answer = await client.answer(10, seen=Seen(b"lo.", arrived))
 
     assert (200, True, "Hello.") == (answer.status, is_broken(answer, path), text_of(answer, path)), answer.body
 
@@ -240,6 +240,7 @@ CUT_ANSWERS: dict[str, Sequence[Step]] = {
     "reset": [PLAIN[:-9], 0.05, RESET],
     "chunks, closed": [answer_head("transfer-encoding: chunked", type="application/json"), chunk(PLAIN[-9:]), CLOSE],
     "closed in the head": [PLAIN[:40], CLOSE],
+    "garbage for a chunk": [answer_head("transfer-encoding: chunked", type="application/json"), b"zz\r\n\r\n", WAIT],
     "no length": [answer_head("connection: close", type="application/json"), json.dumps(MESSAGE).encode()[:-9], CLOSE],
 }
 
@@ -252,26 +253,42 @@ async def test_u7_a_plain_answer_that_is_cut_is_a_500(
     """Half an answer is none."""
     upstream.play(*CUT_ANSWERS[name])
 
-    error_of(await ask(gateway, path, asked()), path, 500)
+    async with connected(gateway) as client:
+        client.send(post(path, asked()))
+        answer = await client.answer(10)
+
+    error_of(answer, path, 500)
+
+
+@pytest.mark.parametrize("path", BOTH)
+async def test_u10_nobody_waits_for_a_connection_that_stays_open(
+    gateway: GatewayProcess, upstream: RawUpstream, path: str
+) -> None:
+    """An answer ends at its message_stop, and a connection that stays open behind it is dropped."""
+    upstream.play_stream(WHOLE_STREAM, WAIT)
+
+    answer = await ask(gateway, path, asked(stream=True))
+    await eventually(lambda: upstream.left == 1)
+
+    assert (True, "Hello.") == (is_whole(answer, path), text_of(answer, path))
 
 
 AFTER = {
-    "the connection stays open": b"",
     "more events": frames(EVENTS),
-    "garbage": b"data: {\n\nevent: error\ndata: {}\n\n",
+    "an error": b"event: error\ndata: {}\n\n",
+    "garbage": b"data: {\n\n",
 }
 
 
 @pytest.mark.parametrize("path", BOTH)
 @pytest.mark.parametrize("name", AFTER)
-async def test_u10_an_answer_ends_at_its_message_stop(
+async def test_u10_what_follows_message_stop_is_ignored(
     gateway: GatewayProcess, upstream: RawUpstream, name: str, path: str
 ) -> None:
-    """What follows is nobody's, nobody waits for more, and a connection that stays open is dropped."""
-    upstream.play_stream(WHOLE_STREAM + AFTER[name], WAIT)
+    """Behind its message_stop nothing belongs to an answer, in the same read or a later one."""
+    upstream.play_stream(WHOLE_STREAM + AFTER[name], 0.05, AFTER[name], b"")
 
     answer = await ask(gateway, path, asked(stream=True))
-    await eventually(lambda: upstream.left == 1)
 
     assert (True, "Hello.") == (is_whole(answer, path), text_of(answer, path))
 
@@ -332,7 +349,7 @@ async def test_u12_an_unknown_stop_reason_is_a_stop(
     assert b'"finish_reason":"stop"' in answer.body
 
 
-ODDLY_WRITTEN = {
+ODDLY_WRITTEN: dict[str, Callable[[bytes], bytes]] = {
     "CR and LF": lambda stream: stream.replace(b"\n", b"\r\n"),
     "CR alone": lambda stream: stream.replace(b"\n", b"\r"),
     "no space behind the colons": lambda stream: stream.replace(b"data: ", b"data:").replace(b"event: ", b"event:"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import aiohttp
@@ -13,9 +13,13 @@ from tests.store import servers
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
-def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """An empty store that nobody else uses."""
-    return f"sqlite:///{tmp_path}/ezat.db" if request.param == "sqlite" else servers.postgres().database()
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path}/ezat.db"
+        return
+    with servers.postgres().lent_database() as url:
+        yield url
 
 
 @pytest.fixture

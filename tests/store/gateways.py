@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import tempfile
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,6 +19,7 @@ from proxy.plugin import Plugin
 from proxy.server import Gateway
 from proxy.store.database import READ_ONLY, open_engine
 from proxy.store.schema import budgets, reservations, usage
+from proxy.testing import Reply, message_reply, stream_reply, text_events
 
 T = TypeVar("T")
 
@@ -67,6 +69,12 @@ def configured(
     }
 
 
+def prepaid(units: int) -> dict[str, Any]:
+    """The settings of auth: one key, whose organization has paid in so much."""
+    organization = {"name": "acme", "balance_usd": f"{units / 10**12:.12f}"}
+    return {"organizations": [organization], "keys": [{"name": "one", "key": KEY, "organization": "acme"}]}
+
+
 @asynccontextmanager
 async def serving(config: Mapping[str, Any], **further: type[Plugin]) -> AsyncIterator[str]:
     """A gateway in this process; its URL. ``further`` are plugins that aren't bundled, by their names."""
@@ -85,6 +93,34 @@ async def serving(config: Mapping[str, Any], **further: type[Plugin]) -> AsyncIt
 def body(**fields: Any) -> dict[str, Any]:
     """A request that both formats take."""
     return {"model": "model", "max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}], **fields}
+
+
+class Gated(list[bytes | float]):
+    """Pieces of a reply of which the rest are held back until the gate is opened."""
+
+    def __init__(self, before: Iterable[bytes | float], gate: asyncio.Event, after: Iterable[bytes | float]) -> None:
+        super().__init__([*before, *after])
+        self._before, self._gate, self._after = list(before), gate, list(after)
+
+    def __iter__(self) -> Iterator[bytes | float]:
+        yield from self._before
+        while not self._gate.is_set():
+            yield 0.01
+        yield from self._after
+
+
+def gated_stream(gate: asyncio.Event) -> Reply:
+    """A stream whose end is held back: all text before it, the tail after it."""
+    reply = stream_reply(text_events("Hello."))
+    reply.pieces = Gated(reply.pieces[:3], gate, reply.pieces[3:])
+    return reply
+
+
+def gated_message(gate: asyncio.Event) -> Reply:
+    """A whole message that is held back."""
+    reply = message_reply()
+    reply.pieces = Gated([], gate, reply.pieces)
+    return reply
 
 
 class Told:

@@ -70,7 +70,6 @@ def upgrade() -> None:
         sa.Column("name", sa.String(length=16), nullable=False),
         sa.Column("revision", sa.BigInteger(), nullable=False),
         sa.PrimaryKeyConstraint("name"),
-        sa.UniqueConstraint("name"),
     )
     op.create_table(
         "usage",
