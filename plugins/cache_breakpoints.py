@@ -32,6 +32,8 @@ class CacheBreakpoints(Plugin):
         body = exchange.body
         if any(block.get("cache_control") is not None for block in _all_blocks(body)):
             return
+        if _has_dropped_mark(exchange.client_body):
+            return
         marked = [block for block in (_end_of_constant(body), _end_of_newest(body)) if block is not None]
         if marked:
             exchange.change()
@@ -46,6 +48,16 @@ def _all_blocks(body: dict[str, Any]) -> Iterator[dict[str, Any]]:
         for block in _blocks(message["content"]):
             yield block
             yield from _blocks(block.get("content"))
+
+
+def _has_dropped_mark(client_body: dict[str, Any]) -> bool:
+    """Whether the client set a mark that went with what carried it: a blank text. Its plan counts all the same."""
+    return any(
+        isinstance(part, dict) and part.get("cache_control") is not None
+        for message in client_body["messages"]
+        if isinstance(content := message.get("content"), list)
+        for part in content
+    )
 
 
 def _blocks(content: Any) -> list[dict[str, Any]]:

@@ -110,6 +110,8 @@ class UsageOutput(OutputPlugin):
         counts = self._exchange.usage
         if not counts.reported:
             row = row_of(self._exchange, Exactness.UNKNOWN, "left before the provider gave any count")
+        elif counts.final:
+            row = row_of(self._exchange)
         else:
             counts.output = max(counts.output, math.ceil(counts.delta_bytes / BYTES_PER_TOKEN))
             reason = f"left early; output estimated as {BYTES_PER_TOKEN} bytes of deltas a token"
@@ -175,6 +177,9 @@ def _judged(exchange: Exchange) -> tuple[Exactness, str | None]:
     tools = raw.get("server_tool_use")
     if isinstance(tools, dict):
         unpriced += [name for name, count in tools.items() if count]
+    unread = sorted(exchange.usage.unreadable)
+    if unread:
+        return Exactness.INEXACT, f"the provider's {', '.join(unread)} can't be read"
     if unpriced:
         return Exactness.INEXACT, f"no price is known for {', '.join(unpriced)}"[:500]
     return Exactness.EXACT, None

@@ -136,7 +136,8 @@ async def _serve(loaded: Loaded) -> int:
 async def _demo(loaded: Loaded) -> int:
     logs.set_up(pretty=True, quiet=True)
     config = loaded.config
-    own = config.model_copy(update={"server": config.server.model_copy(update={"host": "127.0.0.1", "port": 0})})
+    server = config.server.model_copy(update={"host": "127.0.0.1", "port": 0})
+    own = config.model_copy(update={"server": server, "store": "sqlite:///:memory:"})  # the other may be in use
     gateway = Gateway(own, loaded.models, loaded.pipeline)
     try:
         await gateway.start()

@@ -48,15 +48,13 @@ def is_preflight(request: web.BaseRequest) -> bool:
     return request.method == "OPTIONS" and "access-control-request-method" in request.headers
 
 
-def preflight_answer(request: web.BaseRequest, origins: Sequence[str]) -> web.Response:
-    """What a browser may send."""
-    headers = {
-        **cors_headers(request, origins),
+def preflight_headers(request: web.BaseRequest) -> dict[str, str]:
+    """What a browser may send, beside ``cors_headers``."""
+    return {
         "access-control-allow-methods": ALLOWED_METHODS,
         "access-control-allow-headers": request.headers.get("access-control-request-headers", "*"),
         "access-control-max-age": PREFLIGHT_SECONDS,
     }
-    return web.Response(status=204, headers=headers)
 
 
 def cors_headers(request: web.BaseRequest, origins: Sequence[str]) -> dict[str, str]:

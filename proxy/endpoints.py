@@ -59,7 +59,7 @@ def not_found(path: str) -> str:
     """The words for an unknown path: what to use instead, where that can be told."""
     if path in INSTEAD:
         return INSTEAD[path]
-    for doubled in ("/v1/v1/", "/openai/v1/v1/", "/openai/v1/openai/", "/openai/openai/"):
+    for doubled in ("/v1/v1/", "/openai/v1/v1/", "/openai/v1/openai/", "/openai/openai/", "/v1/openai/"):
         if path.startswith(doubled):
             return f"the path holds its prefix twice: {BASE_URLS}"
     for prefix, words in INSTEAD.items():

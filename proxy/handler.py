@@ -265,6 +265,8 @@ class _Run:
                 self._stream.close()
         if self._stream is not None:
             self._stream.close()  # before a ping starts it
+        exchange.ignored.clear()  # of a request that was refused nothing had an effect
+        exchange.adjusted.clear()
         headers = {**answer_headers(exchange), **error_headers(error)}
         return web.Response(status=self._status, body=dialect.error_body(error, exchange.request_id), headers=headers)
 

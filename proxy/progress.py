@@ -6,9 +6,30 @@ Only the final events prove that an answer is whole; an upstream that closes ear
 from __future__ import annotations
 
 from proxy.document import Event
-from proxy.usage import DELTA_ENVELOPE, Usage
+from proxy.jsontext import JsonError, decode
+from proxy.usage import Usage
 
 _TAIL_OF_CHUNKS = ("finish", "usage")
+
+
+_FIELDS = (b'"text"', b'"partial_json"', b'"thinking"')
+
+
+def bytes_of_delta(raw: bytes) -> int:
+    """The bytes of the text that a delta adds, 0 for one that adds none."""
+    for field in _FIELDS:
+        at = raw.rfind(field)
+        if at > 0:
+            literal = raw[raw.find(b'"', at + len(field)) : raw.rfind(b'"') + 1]
+            return len(literal) - 2 if b"\\" not in literal else _bytes_of_text(literal)
+    return 0
+
+
+def _bytes_of_text(literal: bytes) -> int:
+    try:
+        return len(str(decode(literal)).encode("utf-8", "replace"))
+    except JsonError:
+        return len(literal)
 
 
 class Progress:
@@ -29,15 +50,14 @@ class Progress:
         """Take note of one event."""
         kind = event.kind
         if kind == "content_block_delta":
-            raw = event.unchanged
-            if raw is not None:
-                self._usage.delta_bytes += max(0, len(raw) - DELTA_ENVELOPE)
+            self._usage.delta_bytes += bytes_of_delta(event.unchanged or b"")
         elif kind == "message_delta":
             data = event.data
             self._usage.take(data.get("usage"))
             delta = data.get("delta")
             if isinstance(delta, dict) and delta.get("stop_reason") is not None:
                 self._begin_tail(event)
+                self._usage.final = True
         elif kind == "message_start":
             message = event.data.get("message")
             if isinstance(message, dict):

@@ -11,7 +11,7 @@ from aiohttp import web
 from proxy.background import Background
 from proxy.catalogue import catalogue
 from proxy.dialects import Dialect
-from proxy.edge import cors_headers, is_preflight, preflight_answer
+from proxy.edge import cors_headers, is_preflight, preflight_headers
 from proxy.endpoints import Endpoint, find, is_openai, not_found
 from proxy.errors import GatewayError, Kind, PluginFault, internal
 from proxy.exchange import Exchange
@@ -52,7 +52,7 @@ class Public:
         self._running = running
         self._base = settings.base_path
         table = self._table(deployments)
-        self._endpoints = {self._base + path: methods for path, methods in table.items()}
+        self._endpoints = table
         self._description = as_yaml(
             document(
                 {path: methods for path, methods in table.items() if _switched_off not in methods.values()},
@@ -96,11 +96,14 @@ class Public:
         """Answer one request, whatever it is."""
         try:
             path = request.rel_url.raw_path
-            methods = find(self._endpoints, path)
+            inside = path.removeprefix(self._base)
+            known = path == self._base or path.startswith(f"{self._base}/")
+            methods = find(self._endpoints, inside or "/") if known else None
             if methods is None:
-                raise GatewayError(Kind.PATH_NOT_FOUND, not_found(path.removeprefix(self._base)))
+                raise GatewayError(Kind.PATH_NOT_FOUND, not_found(inside))
             if self._settings.cors_origins and is_preflight(request):
-                return preflight_answer(request, self._settings.cors_origins)
+                headers = answer_headers(self._exchange(Route.MODELS, request))
+                return web.Response(status=204, headers={**headers, **preflight_headers(request)})
             endpoint = methods.get(request.method)
             if endpoint is None:
                 allowed = ", ".join(methods)

@@ -24,8 +24,8 @@ DECISIVE = ("model", "max_tokens", "messages", "stream")
 
 def check_headers(request: web.BaseRequest) -> None:
     """What the headers alone tell about the body. Raises GatewayError."""
-    encoding = request.headers.get("content-encoding", "identity").strip().lower()
-    if encoding not in ("identity", ""):
+    encodings = ",".join(request.headers.getall("content-encoding", ())).lower().split(",")
+    if any(each.strip() not in ("identity", "") for each in encodings):
         raise refused("content-encoding", "compressed requests are not accepted; send the body as it is")
     if request.content_length is not None and request.content_length > MOST_BYTES:
         raise too_large()

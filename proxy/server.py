@@ -65,9 +65,7 @@ class Gateway:
         self._client = UpstreamClient(
             Timeouts(settings.connect_timeout, settings.first_event_timeout, settings.idle_timeout)
         )
-        deployments = Deployments(
-            await self._upstreams(), self._client, settings.first_event_timeout, settings.request_timeout
-        )
+        deployments = Deployments(await self._upstreams(), self._client, settings.request_timeout)
         self._plugin_session = aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar())
         self._limiter = open_limiter(self._config.limiter)
         self._store = await self._open_store()

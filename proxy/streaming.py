@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 from aiohttp_sse import EventSourceResponse
 
 from proxy.background import Background
@@ -88,6 +88,9 @@ class AnswerStream:
                 send_timeout=STALLED_READER,
                 ping_interval=_NO_PING_OF_ITS_OWN,
             )
+            self._response.headers.popall("connection", None)  # says keep-alive, whatever the client asked for
+            if self._request.version < HttpVersion11:
+                self._response.force_close()  # without chunks only that ends the answer
             try:
                 await self._response.prepare(self._request)
             finally:

@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from typing import Any
 
 _TOO_MANY = 2**53
-DELTA_ENVELOPE = 72
-"""Bytes of a delta event around its text, as providers write it: what ``delta_bytes`` leaves out."""
 
 
 class Usage:
@@ -22,11 +20,13 @@ class Usage:
         "cache_write_1h",
         "cache_write_5m",
         "delta_bytes",
+        "final",
         "input",
         "output",
         "raw",
         "reported",
         "thinking",
+        "unreadable",
     )
 
     def __init__(self) -> None:
@@ -41,6 +41,10 @@ class Usage:
         self.delta_bytes = 0
         """Bytes of the deltas so far, from which the output of an answer left early is estimated."""
         self.reported = False
+        self.final = False
+        """Whether the counts are those of the whole answer, though the rest of it may be missing."""
+        self.unreadable: set[str] = set()
+        """Names of counts that are no numbers of tokens."""
         self.raw: dict[str, Any] = {}
         """The provider's own object, merged over the events of a stream."""
 
@@ -55,25 +59,33 @@ class Usage:
             return
         self.reported = True
         self.raw.update({key: value for key, value in usage.items() if value or key not in self.raw})
-        self.input = _count(usage.get("input_tokens")) or self.input
-        self.output = _count(usage.get("output_tokens")) or self.output
-        self.cache_read = _count(usage.get("cache_read_input_tokens")) or self.cache_read
+        self.input = self._count(usage, "input_tokens") or self.input
+        self.output = self._count(usage, "output_tokens") or self.output
+        self.cache_read = self._count(usage, "cache_read_input_tokens") or self.cache_read
         details = usage.get("output_tokens_details")
         if isinstance(details, Mapping):
-            self.thinking = _count(details.get("thinking_tokens")) or self.thinking
+            self.thinking = self._count(details, "thinking_tokens") or self.thinking
         self._take_written(usage)
 
     def _take_written(self, usage: Mapping[str, Any]) -> None:
         lifetimes = usage.get("cache_creation")
         lifetimes = lifetimes if isinstance(lifetimes, Mapping) else {}
-        hour = _count(lifetimes.get("ephemeral_1h_input_tokens"))
-        minutes = _count(lifetimes.get("ephemeral_5m_input_tokens"))
-        written = _count(usage.get("cache_creation_input_tokens")) or minutes + hour
-        if written:
-            known = hour if minutes + hour else self.cache_write_1h  # a sum alone says nothing of lifetimes
-            self.cache_write_1h = min(known, written)
-            self.cache_write_5m = written - self.cache_write_1h
+        hour = self._count(lifetimes, "ephemeral_1h_input_tokens") or self.cache_write_1h
+        minutes = self._count(lifetimes, "ephemeral_5m_input_tokens") or self.cache_write_5m
+        written = self._count(usage, "cache_creation_input_tokens")
+        if written:  # a sum alone says nothing of lifetimes
+            hour = min(hour, written)
+            minutes = written - hour
+        self.cache_write_1h, self.cache_write_5m = hour, minutes
 
-
-def _count(value: object) -> int:
-    return value if type(value) is int and 0 < value < _TOO_MANY else 0
+    def _count(self, counts: Mapping[str, Any], name: str) -> int:
+        """A count, 0 where there is none; one that can't be read is taken note of."""
+        value = counts.get(name)
+        if value is None:
+            return 0
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if type(value) is int and 0 <= value < _TOO_MANY:
+            return value
+        self.unreadable.add(name)
+        return 0

@@ -40,7 +40,10 @@ class ChatCompletions(Plugin):
         exchange.replace(translation.body)
         exchange.ignored |= translation.ignored
         exchange.adjusted.update(translation.adjusted)
-        exchange.session = exchange.session or translation.session
+        if exchange.session is None:
+            exchange.session = translation.session
+        elif translation.session is not None:
+            exchange.ignored.add("prompt_cache_key")
         exchange.path_of = translation.path_of
         return ChatCompletionsOutput(exchange)
 

@@ -128,7 +128,7 @@ _LEGACY = f"functions: {NO_LEGACY_CALL}"
 _MODALITIES = "modalities: only text output is supported"
 
 _IGNORED_TOGETHER = {
-    "Nothing is stored under it.": "user safety_identifier",
+    "Kept in the ledger, not sent on.": "user safety_identifier",
     "The Messages API has no counterpart.": "seed prediction moderation min_p top_a repetition_penalty "
     "logprob_start_len best_of suffix echo ignore_eos min_tokens length_penalty use_beam_search early_stopping "
     "bad_words grammar",

@@ -115,6 +115,8 @@ def _add_tools(
     if not tools:
         if choice not in (None, "auto", "none"):  # a call was asked for, and there is none to make
             without_effect.add("tool_choice")
+        if body.get("parallel_tool_calls") is False:
+            without_effect.add("parallel_tool_calls")
         return
     sent["tools"] = tools
     parallel = boolean(body.get("parallel_tool_calls"), "parallel_tool_calls")

@@ -55,6 +55,7 @@ class EventsToChunks:
         self._chunks = Chunks(exchange)
         self._calls: dict[int, _Call] = {}
         self._stop_reason: object = None
+        self._begun = False
         self._translators: dict[str, Callable[[Event], Sequence[Event]]] = {
             "message_start": self._start,
             "content_block_start": self._block_start,
@@ -67,7 +68,12 @@ class EventsToChunks:
     def chunks_of(self, event: Event) -> Sequence[Event]:
         """The chunks of one event: often one, none for what OpenAI's format lacks."""
         translate = self._translators.get(event.kind)
-        return translate(event) if translate is not None else ()
+        chunks = translate(event) if translate is not None else ()
+        if chunks and not self._begun:
+            self._begun = True
+            if event.kind != "message_start":  # an upstream that leaves it out
+                return [self._chunks.role(), *chunks]
+        return chunks
 
     def _start(self, event: Event) -> Sequence[Event]:
         return (self._chunks.role(),)
@@ -128,6 +134,8 @@ def _is_piece(literal: bytes) -> bool:
 
 def _read_delta(raw: bytes) -> _BlockDelta:
     try:
+        if not raw.isascii():
+            raw.decode()  # slices are not checked by who skips over them
         return _deltas.decode(raw)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         try:

@@ -14,6 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from types import SimpleNamespace
 
 import aiohttp
+from aiohttp.http_parser import RawResponseMessage
 
 from proxy.progress import Progress
 from proxy.settings import UpstreamSettings
@@ -30,6 +31,10 @@ from proxy.upstream.stream import MessageStream
 
 MOST_BYTES = 64 * 2**20
 """Of a plain answer, decompressed."""
+ERROR_BODY_TIMEOUT = 5.0
+"""Seconds for the body of an error, whose status says enough."""
+STALE_WITHIN = 0.2
+"""Seconds within which a kept connection that the other side had closed already shows it; later, the request was read."""
 KEEPALIVE = 15.0
 """Seconds that an idle connection is kept; shorter than most servers keep theirs."""
 
@@ -99,7 +104,7 @@ class UpstreamClient:
         response = await self._post(upstream, path, body, beta)
         try:
             if response.status != 200:
-                raise await _fault(response, upstream)
+                raise await self._fault(response, upstream)
             return await _read(response)
         finally:
             response.close()
@@ -124,7 +129,7 @@ class UpstreamClient:
         streamed = False
         try:
             if response.status != 200:
-                raise await _fault(response, upstream)
+                raise await self._fault(response, upstream)
             streamed = response.content_type == "text/event-stream"
             if streamed:
                 timeouts = self._timeouts
@@ -140,8 +145,9 @@ class UpstreamClient:
         attempt = SimpleNamespace(reused=True)
         while True:
             again, attempt.reused = attempt.reused, False
+            began = asyncio.get_running_loop().time()
             try:
-                return await self._session.post(
+                response = await self._session.post(
                     upstream.base_url + path,
                     data=io.BytesIO(body) if len(body) > 2**20 else body,
                     headers=headers,
@@ -150,25 +156,58 @@ class UpstreamClient:
                     ssl=upstream.ssl,
                     trace_request_ctx=attempt,
                 )
+                _end_with_connection(response)
+                return response
             except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
-                if not (again and attempt.reused):
+                begun = isinstance(getattr(error, "message", None), RawResponseMessage)
+                late = asyncio.get_running_loop().time() - began > STALE_WITHIN
+                if begun or late or not (again and attempt.reused):
                     raise unreachable(type(error).__name__) from error
             except (aiohttp.ServerTimeoutError, TimeoutError) as error:
                 raise timed_out(type(error).__name__) from error
             except (aiohttp.ClientError, OSError, ValueError) as error:
                 raise unreachable(type(error).__name__) from error
 
+    async def _fault(self, response: aiohttp.ClientResponse, upstream: Upstream) -> UpstreamFault:
+        """The fault of a status; its words where they come in time."""
+        try:
+            async with asyncio.timeout(min(ERROR_BODY_TIMEOUT, self._timeouts.first_event / 2)):
+                body = await _read(response)
+        except (UpstreamFault, TimeoutError):
+            body = b""
+        return fault_of_status(response.status, body, response.headers, upstream.secret)
+
+
+def _end_with_connection(response: aiohttp.ClientResponse) -> None:
+    """aiohttp closes a connection at a malformed chunk and tells the reader of the body nothing: so it is told here."""
+    content, connection = response.content, response.connection
+    closed = connection.protocol.closed if connection is not None and connection.protocol is not None else None
+    if closed is None:
+        return
+    closed.remove_done_callback(_retrieve)  # a kept connection has been here before
+    closed.add_done_callback(_retrieve)
+    if content.is_eof():
+        return
+
+    def lost(_: asyncio.Future[None]) -> None:
+        if not content.is_eof() and content.exception() is None:
+            content.set_exception(aiohttp.ClientPayloadError("the connection ended within the body"))
+
+    def whole() -> None:
+        closed.remove_done_callback(lost)
+
+    closed.add_done_callback(lost)
+    content.on_eof(whole)
+
+
+def _retrieve(closed: asyncio.Future[None]) -> None:
+    """How a connection ended is told by the body."""
+    if not closed.cancelled():
+        closed.exception()
+
 
 async def _note_reuse(session: object, context: SimpleNamespace, params: object) -> None:
     context.trace_request_ctx.reused = True
-
-
-async def _fault(response: aiohttp.ClientResponse, upstream: Upstream) -> UpstreamFault:
-    try:
-        body = await _read(response)
-    except UpstreamFault:
-        body = b""
-    return fault_of_status(response.status, body, response.headers, upstream.secret)
 
 
 async def _read(response: aiohttp.ClientResponse) -> bytes:

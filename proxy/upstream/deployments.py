@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from time import monotonic
 from typing import TypeVar
 
 import structlog
@@ -39,21 +38,17 @@ _log = structlog.get_logger("ezat.upstream")
 class Deployments:
     """Sends exchanges to the deployments of their models, to the next one where one fails before its first event."""
 
-    def __init__(
-        self, upstreams: Mapping[str, Upstream], client: UpstreamClient, budget: float, request_timeout: float
-    ) -> None:
+    def __init__(self, upstreams: Mapping[str, Upstream], client: UpstreamClient, request_timeout: float) -> None:
         self._upstreams = upstreams
         self._client = client
-        self._budget = budget
-        """Seconds after which no further deployment is asked."""
         self._request_timeout = request_timeout
-        """Seconds for a whole answer, whichever deployment gives it."""
+        """Seconds for a whole answer, whichever deployment gives it; after them no further one is asked."""
         self._health: dict[tuple[str, Deployment], Health] = {}
 
     async def whole(self, exchange: Exchange) -> Answer:
         """A whole answer. Raises UpstreamFault."""
         path = PATHS.get(exchange.route, USUAL_PATH)
-        deadline = asyncio.get_running_loop().time() + self._request_timeout
+        deadline = self._deadline()
 
         async def ask(upstream: Upstream, body: bytes) -> Answer:
             try:
@@ -66,7 +61,7 @@ class Deployments:
                 raise timed_out("the time of a whole request is over", words) from None
             return _count(raw) if exchange.route is Route.COUNT_TOKENS else message_answer(raw, exchange)
 
-        return await self._ask_in_turn(exchange, ask)
+        return await self._ask_in_turn(exchange, ask, deadline)
 
     async def stream(self, exchange: Exchange, progress: Progress) -> MessageStream | Answer:
         """A streamed answer whose first events are there, or the whole one that came instead. Raises UpstreamFault."""
@@ -84,15 +79,20 @@ class Deployments:
                 raise
             return opened
 
-        return await self._ask_in_turn(exchange, ask)
+        return await self._ask_in_turn(exchange, ask, self._deadline())
 
-    async def _ask_in_turn(self, exchange: Exchange, ask: Callable[[Upstream, bytes], Awaitable[T]]) -> T:
+    def _deadline(self) -> float:
+        return asyncio.get_running_loop().time() + self._request_timeout
+
+    async def _ask_in_turn(
+        self, exchange: Exchange, ask: Callable[[Upstream, bytes], Awaitable[T]], deadline: float
+    ) -> T:
         head, rest = body_around_name(exchange)
         faults: list[UpstreamFault] = []
-        deadline = monotonic() + self._budget
+        clock = asyncio.get_running_loop().time
         for deployment in self._in_turn(exchange):
             health = self._health_of(exchange.model, deployment)
-            if health.is_full or (faults and monotonic() > deadline):
+            if health.is_full or (faults and clock() >= deadline):
                 continue
             exchange.deployment = deployment
             attempt = health.begin()
@@ -201,7 +201,11 @@ def message_answer(raw: bytes, exchange: Exchange) -> Answer:
         exchange.usage.take(decode(raw[members["usage"].at : members["usage"].end]))
     if "model" in members:
         raw = replaced(raw, members["model"].at, members["model"].end, encode(exchange.asked_model))
-    return Answer(raw=raw)
+    answer = Answer(raw=raw)
+    if exchange.stream or exchange.route is Route.CHAT_COMPLETIONS:  # then it is taken apart
+        if not all(isinstance(block, dict) for block in answer.data["content"]):
+            raise no_messages_answer("a block that is no object")
+    return answer
 
 
 def _count(raw: bytes) -> Answer:

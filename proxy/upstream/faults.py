@@ -86,6 +86,8 @@ def fault_of_event(raw: bytes, secret: str | None) -> UpstreamFault:
     type_ = str(said.get("type"))
     kind = KIND_OF_TYPE.get(type_, Kind.INTERNAL)
     alarm = type_ in _OPERATORS_TYPES
+    if kind is Kind.INVALID_REQUEST and _ACCOUNT.search(str(said.get("message", ""))):
+        kind, alarm = Kind.INTERNAL, True
     fault = _fault(kind, f"error event {type_[:64]}", said, alarm=alarm, retry_after=None)
     if not alarm and said:
         fault.provider = said

@@ -134,6 +134,8 @@ class MessageStream:
             for frame in self._splitter.feed(data):
                 event = self._event(frame)
                 if event is not None:
+                    if event.kind == "message_stop" and not self._progress.in_tail:
+                        raise cut_off("no stop_reason")
                     observe(event)
                     events.append(event)
                     self._begun = True
