@@ -67,8 +67,8 @@ class Exchange:
 
     __slots__ = (
         "_defers",
-        "_estimated",
         "_document",
+        "_estimated",
         "_headers",
         "_models",
         "_raw_headers",

@@ -174,8 +174,7 @@ def test_limits_of_an_organization_are_changed(world: World) -> None:
     world.output("orgs", "limit", "acme", "--requests-per-minute", "none", "--input-tokens-per-minute", "9")
 
     [listed] = world.rows("orgs", "list")
-    names = ("requests_per_minute", "input_tokens_per_minute", "parallel_requests")
-    assert [None, 9, 3] == [listed[name] for name in names]
+    assert [None, 9, 3] == [listed[name] for name in ("requests/min", "tokens/min", "parallel")]
 
 
 # What can't be done

@@ -136,9 +136,9 @@ def _read_delta(raw: bytes) -> _BlockDelta:
     try:
         if not raw.isascii():
             raw.decode()  # slices are not checked by who skips over them
-        return _deltas.decode(raw)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
         try:
+            return _deltas.decode(raw)
+        except msgspec.MsgspecError:
             return _deltas.decode(without_lone_surrogates(raw))
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise GatewayError(Kind.INTERNAL, "the provider sent an event that can't be read") from error
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise GatewayError(Kind.INTERNAL, "the provider sent an event that can't be read") from error

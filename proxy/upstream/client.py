@@ -34,7 +34,7 @@ MOST_BYTES = 64 * 2**20
 ERROR_BODY_TIMEOUT = 5.0
 """Seconds for the body of an error, whose status says enough."""
 STALE_WITHIN = 0.2
-"""Seconds within which a kept connection that the other side had closed already shows it; later, the request was read."""
+"""Seconds within which a kept connection shows that the other side had closed it; later, the request was read."""
 KEEPALIVE = 15.0
 """Seconds that an idle connection is kept; shorter than most servers keep theirs."""
 

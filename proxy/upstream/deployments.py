@@ -202,9 +202,9 @@ def message_answer(raw: bytes, exchange: Exchange) -> Answer:
     if "model" in members:
         raw = replaced(raw, members["model"].at, members["model"].end, encode(exchange.asked_model))
     answer = Answer(raw=raw)
-    if exchange.stream or exchange.route is Route.CHAT_COMPLETIONS:  # then it is taken apart
-        if not all(isinstance(block, dict) for block in answer.data["content"]):
-            raise no_messages_answer("a block that is no object")
+    taken_apart = exchange.stream or exchange.route is Route.CHAT_COMPLETIONS
+    if taken_apart and not all(isinstance(block, dict) for block in answer.data["content"]):
+        raise no_messages_answer("a block that is no object")
     return answer
 
 

@@ -160,7 +160,15 @@ EVENTS: dict[str, tuple[list[Event], list[Json]]] = {
 @pytest.mark.parametrize(("events", "expected"), EVENTS.values(), ids=EVENTS)
 def test_deltas(events: list[Event], expected: list[Json]) -> None:
     """Each event becomes the deltas of the contract; what OpenAI's format lacks becomes none."""
-    assert expected == [chunk["choices"][0]["delta"] for chunk in chunks_of(*events)]
+    begun = [] if START in events else [START]
+    seen = [chunk["choices"][0]["delta"] for chunk in chunks_of(*begun, *events)]
+    assert expected == seen[len(begun) :]
+
+
+def test_the_role_comes_first_though_the_upstream_leaves_out_the_start() -> None:
+    """A stream that begins with a block has a first chunk with the role all the same, and one only."""
+    seen = [chunk["choices"][0]["delta"] for chunk in chunks_of(text('"a"'), text('"b"'))]
+    assert [{"role": "assistant", "content": ""}, {"content": "a"}, {"content": "b"}] == seen
 
 
 FINISHES = {
@@ -225,7 +233,7 @@ def test_an_event_that_a_plugin_changed_is_translated_as_changed() -> None:
     changed = text('"a"')
     changed.change()["delta"]["text"] = "é\ud800"
 
-    assert [{"content": "é\ufffd"}] == [chunk["choices"][0]["delta"] for chunk in chunks_of(changed)]
+    assert {"content": "é\ufffd"} == chunks_of(START, changed)[1]["choices"][0]["delta"]
 
 
 # Any stream, in any bytes

