@@ -175,7 +175,7 @@ def _add_organizations(cli: click.Group, store: Opened) -> None:
     def create(name: str, **options: Any) -> None:
         with store() as connection:
             create_organization(connection, name, **options)
-        click.echo(f"{name} is there")
+        click.echo(f"{name} is made")
 
     @orgs.command("list", help="List the organizations.")
     @_FORMAT

@@ -39,7 +39,7 @@ def greeting(config: Config, url: str) -> str:
         "Node, Anthropic SDK",
         f'  const client = new Anthropic({{ baseURL: "{url}", apiKey: "{key}" }})',
         "Claude Code",
-        f"  ANTHROPIC_BASE_URL={url} ANTHROPIC_API_KEY={key} ANTHROPIC_MODEL={model} claude",
+        f"  ANTHROPIC_BASE_URL={url} ANTHROPIC_AUTH_TOKEN={key} ANTHROPIC_MODEL={model} claude",
         "An editor with an OpenAI-compatible provider",
         f"  base URL {url}/openai/v1 · key {key} · model {model}",
         "",

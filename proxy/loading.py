@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -119,7 +120,7 @@ def _class_of(name: str, bundled: Bundled) -> type[Plugin] | str:
     module_name, colon, class_name = name.partition(":")
     if not colon:
         near = difflib.get_close_matches(name, bundled, 1)
-        hint = f"did you mean `{near[0]}`?" if near else f"bundled are {', '.join(bundled)}"
+        hint = f"did you mean `{near[0]}`?" if near else f"bundled are {', '.join(bundled)}."
         return f"there is no plugin {name!r}; {hint} A plugin of your own is written package.module:Class"
     try:
         found: Any = getattr(importlib.import_module(module_name), class_name)
@@ -129,7 +130,25 @@ def _class_of(name: str, bundled: Bundled) -> type[Plugin] | str:
         return f"{name!r} is no subclass of proxy.plugin.Plugin"
     if not isinstance(getattr(found, "name", None), str):
         return f"{name!r} has no name; give the class a `name`"
-    return found
+    return _wrong_hook(name, found) or found
+
+
+def _wrong_hook(name: str, cls: type[Plugin]) -> str | None:
+    """What is wrong with the hooks of a class: a misspelt one would never be called, and nobody would notice."""
+    known = [hook for hook in vars(Plugin) if hook.startswith("on_")]
+    for hook in dir(cls):
+        if not hook.startswith("on_"):
+            continue
+        if hook not in known:
+            near = difflib.get_close_matches(hook, known, 1)
+            return f"{name!r} has a hook {hook} that nobody calls; {f'did you mean {near[0]}?' if near else ''}".rstrip(
+                "; "
+            )
+        if not inspect.iscoroutinefunction(getattr(cls, hook)):
+            return f"{name!r}: {hook} must be `async def`"
+    if cls.sees not in (None, "openai", "messages", "either"):
+        return f"{name!r}: `sees` must be one of openai, messages, either, or None"
+    return None
 
 
 def _translator(plugins: tuple[Plugin, ...]) -> Plugin | None:

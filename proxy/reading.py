@@ -77,7 +77,7 @@ def model_name(document: RequestDocument) -> str:
         raise refused("model", "is required")
     if not isinstance(name, str):
         raise refused("model", "must be a string")
-    if not name.strip() or len(name) > LONGEST_MODEL_NAME:
+    if not 1 <= len(name.strip()) <= LONGEST_MODEL_NAME or len(name) > 2 * LONGEST_MODEL_NAME:
         raise refused("model", f"must have 1 to {LONGEST_MODEL_NAME} characters")
     return name
 

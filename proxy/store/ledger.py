@@ -22,13 +22,21 @@ DAY = 86400
 _COUNTED = {"preserve_rowcount": True}
 PROBE = "probe"
 PROBE_BYTES = 65536
+_IS = (
+    budgets.c.scope == bindparam("of_scope"),
+    budgets.c.name == bindparam("of_name"),
+    budgets.c.period == bindparam("of_period"),
+)
+# made once: SQLAlchemy takes longer to put a statement together than SQLite to execute it
+_SUMS = select(budgets.c.spent, budgets.c.reserved).where(*_IS)
+_RELEASE = (
+    delete(reservations)
+    .where(reservations.c.request_id.in_(bindparam("ids", expanding=True)))
+    .returning(*reservations.c)
+)
 _ADD = (
     update(budgets)
-    .where(
-        budgets.c.scope == bindparam("of_scope"),
-        budgets.c.name == bindparam("of_name"),
-        budgets.c.period == bindparam("of_period"),
-    )
+    .where(*_IS)
     .values(spent=budgets.c.spent + bindparam("more_spent"), reserved=budgets.c.reserved + bindparam("more_reserved"))
 )
 
@@ -104,8 +112,6 @@ def reserve(
 
     def job(connection: Connection) -> int | Refused:
         limited = [budget for budget in charged if budget.limit is not None]
-        for budget in _missing(connection, limited):
-            _open(connection, budget)
         amount = wanted
         for budget in limited:
             room = _room(connection, budget)
@@ -123,7 +129,7 @@ def reserve(
 
 def release_all(connection: Connection, request_ids: Sequence[str]) -> None:
     """Give back what these requests have reserved."""
-    _release_where(connection, reservations.c.request_id.in_(request_ids))
+    _take_back(connection, connection.execute(_RELEASE, {"ids": request_ids}).all())
 
 
 def alive(gateway: str, now: float, stale_after: float | None) -> Callable[[Connection], None]:
@@ -178,7 +184,7 @@ def reopen(scope: str, name: str) -> Callable[[Connection], None]:
 
 def spent(connection: Connection, budget: Budget) -> tuple[int, int]:
     """What of a budget is spent and what is reserved, in units."""
-    found = connection.execute(select(budgets.c.spent, budgets.c.reserved).where(*_is(budget))).first()
+    found = connection.execute(_SUMS, _of(budget)).first()
     return (int(found.spent), int(found.reserved)) if found is not None else (_counted(connection, budget), 0)
 
 
@@ -215,10 +221,12 @@ def _counted(connection: Connection, budget: Budget) -> int:
 
 
 def _room(connection: Connection, budget: Budget) -> int | Refused:
-    """What is neither spent nor reserved; the row is locked until the transaction ends."""
-    used, reserved = connection.execute(
-        select(budgets.c.spent, budgets.c.reserved).where(*_is(budget)).with_for_update()
-    ).one()
+    """What is neither spent nor reserved. Writers take turns, so nobody changes it until the transaction ends."""
+    found = connection.execute(_SUMS, _of(budget)).first()
+    if found is None:
+        _open(connection, budget)
+        found = connection.execute(_SUMS, _of(budget)).one()
+    used, reserved = found
     limit = budget.limit or 0
     if used >= limit:
         return BudgetSpent(budget)
@@ -231,13 +239,7 @@ def _add(connection: Connection, changes: Sequence[tuple[Budget, int, int]]) -> 
     """Add to what is spent and what is reserved; how many budgets there were to add to."""
     if changes:
         rows = [
-            {
-                "of_scope": budget.scope,
-                "of_name": budget.name,
-                "of_period": budget.period,
-                "more_spent": more_spent,
-                "more_reserved": more_reserved,
-            }
+            {**_of(budget), "more_spent": more_spent, "more_reserved": more_reserved}
             for budget, more_spent, more_reserved in sorted(changes, key=lambda change: change[0].name)
         ]
         return int(connection.execute(_ADD, rows).rowcount)
@@ -248,10 +250,14 @@ def _key(budget: Budget) -> dict[str, str]:
     return {"scope": budget.scope, "name": budget.name, "period": budget.period}
 
 
-def _is(budget: Budget) -> tuple[Any, ...]:
-    return (budgets.c.scope == budget.scope, budgets.c.name == budget.name, budgets.c.period == budget.period)
+def _of(budget: Budget) -> dict[str, str]:
+    return {"of_scope": budget.scope, "of_name": budget.name, "of_period": budget.period}
 
 
 def _release_where(connection: Connection, condition: Any) -> None:
-    found = connection.execute(delete(reservations).where(condition).returning(*reservations.c)).all()
+    _take_back(connection, connection.execute(delete(reservations).where(condition).returning(*reservations.c)).all())
+
+
+def _take_back(connection: Connection, found: Sequence[Any]) -> None:
+    """Subtract deleted reservations from their budgets."""
     _add(connection, [(Budget(each.scope, each.name, each.period), 0, -each.amount) for each in found])

@@ -43,6 +43,7 @@ class Store:
         self._lock: int | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._read_at = 0.0
+        self._reserving: set[str] = set()
         self.directory = Directory()
         """The keys and organizations of the database, as they were at the last look."""
         self.id = uuid_utils.uuid4().hex
@@ -92,6 +93,7 @@ class Store:
     async def record(self, row: UsageRow, charged: Sequence[Budget]) -> None:
         """Write a row durably, charge its budgets and give back what was reserved. Raises StoreDown."""
         await self._writer.record(Record(row, charged))
+        self._reserving.discard(row.request_id)
 
     def record_later(self, row: UsageRow, charged: Sequence[Budget]) -> None:
         """The same, where nobody waits for it."""
@@ -109,13 +111,18 @@ class Store:
 
     async def reserve(self, request_id: str, wanted: int, charged: Sequence[Budget]) -> int:
         """Reserve from budgets; the amount. Raises BudgetSpent, BudgetReserved, StoreDown."""
+        self._reserving.add(request_id)
         amount = await self._writer.submit(reserve(request_id, wanted, charged, self.id))
         if isinstance(amount, Exception):
+            self._reserving.discard(request_id)
             raise amount
         return amount
 
     def release_later(self, request_id: str) -> None:
-        """Give back what a request has reserved."""
+        """Give back what a request has reserved; nothing where it was recorded."""
+        if request_id not in self._reserving:
+            return
+        self._reserving.discard(request_id)
         self._writer.later(lambda connection: release_all(connection, [request_id]))
 
     async def write(self, job: Callable[[Connection], T]) -> T:
