@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -306,6 +307,21 @@ async def test_a_used_up_balance_is_a_402(store_url: str, path: str) -> None:
     assert 2 * COST == spent_units(store_url, "acme")
 
 
+@BOTH
+async def test_refusals_come_in_their_order(sqlite_url: str, path: str) -> None:
+    """Before the body is read: too many requests, then nothing left; only then what is wrong with the body."""
+    auth = prepaid(1)
+    auth["keys"][0]["requests_per_minute"] = 3
+    async with world(sqlite_url, auth=auth) as gateway:
+        statuses = []
+        for sent in (json.dumps(body()), "no JSON", "no JSON", "no JSON"):
+            headers = {"x-api-key": KEY, "content-encoding": "identity" if sent.startswith("{") else "gzip"}
+            async with gateway.session.post(gateway.url + path, data=sent.encode(), headers=headers) as answer:
+                statuses.append(answer.status)
+
+    assert [200, 402, 402, 429] == statuses
+
+
 SPEND_LIMITS = {"for all time": {}, "of a day": {"spend_period": "day"}, "of a month": {"spend_period": "month"}}
 
 
@@ -605,11 +621,13 @@ async def test_a_stream_that_is_left_is_billed_as_far_as_it_came(store_url: str,
     events[0]["message"]["usage"] = {"input_tokens": 30, "output_tokens": 1}
     async with world(store_url, stream_reply([*events, 60.0]), auth=prepaid(10**12)) as gateway:
         answer = await gateway.stream_until(b"xxx", path)
+        first_text = time.time()
         answer.close()
         row = await gateway.row()
         await gateway.nothing_reserved()
 
     assert ("estimated", 30) == (row["exactness"], row["input"])
+    assert row["at"] < first_text, "it belongs to the moment at which it began"
     assert "4 bytes of deltas a token" in row["reason"]
     assert 100 <= row["output"] <= 115
     assert 30 * INPUT_UNITS + row["output"] * OUTPUT_UNITS == row["cost"] == spent_units(store_url, "acme")

@@ -14,7 +14,10 @@ import aiohttp
 import pytest
 from sqlalchemy import Connection, func, select
 
+from plugins import BUNDLED
+from proxy.config import load
 from proxy.exchange import Key
+from proxy.loading import load_all
 from proxy.store import Budget, BudgetReserved, BudgetSpent
 from proxy.store.administration import change_key, create_key
 from proxy.store.charges import charged_budgets
@@ -24,6 +27,7 @@ from proxy.store.schema import budgets, reservations
 from proxy.store.store import DEAD, Store
 from proxy.store.writer import StoreDown
 from proxy.testing import ScriptedUpstream, message_reply
+from tests.process import REPOSITORY
 from tests.store import servers
 from tests.store.gateways import (
     INPUT_UNITS,
@@ -441,6 +445,20 @@ async def test_forty_at_once_at_two_gateways(session: aiohttp.ClientSession, tmp
             answers = await asyncio.gather(*(ask(session, urls[number % 2], max_tokens=7) for number in range(40)))
 
     judged(answers, store_url, upstream)
+
+
+def test_the_shipped_cluster_is_several_gateways() -> None:
+    """config/cluster.yaml loads, and shares the store and the limiter that it is told."""
+    key = {"ANTHROPIC_API_KEY": "k"}
+    told = {**key, "EZAT_STORE": "postgresql://a/b", "EZAT_LIMITER": "redis://c", "EZAT_PORT": "1"}
+    path = REPOSITORY / "config" / "cluster.yaml"
+
+    config, _, pipeline = load_all(path, BUNDLED, told)
+    default = load(path, key)
+
+    assert ("postgresql://a/b", "redis://c", 1) == (config.store, config.limiter, config.server.port)
+    assert list(BUNDLED) == [plugin.name for plugin in pipeline.plugins]
+    assert ("postgresql", "redis") == (default.store.partition(":")[0], default.limiter.partition(":")[0])
 
 
 async def test_a_running_answer_is_never_cut_off(session: aiohttp.ClientSession, store_url: str) -> None:

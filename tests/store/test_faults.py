@@ -252,6 +252,15 @@ async def test_a_short_lock_is_waited_for(
     assert [answer.id] == [row["request_id"] for row in ledger(store_url)]
 
 
+async def test_a_locked_file_can_be_read(session: aiohttp.ClientSession, sqlite_url: str) -> None:
+    """P7: whoever only reads does not wait for those that write: what a key has left is told meanwhile."""
+    async with ScriptedUpstream() as upstream, serving(configured(sqlite_url, upstream.url, auth=prepaid(MUCH))) as url:
+        with locked_file(sqlite_url):
+            told = await look(session, url, "/api/key")
+
+    assert 200 == told.status
+
+
 def emptied(path: Path) -> None:
     for each in (path, Path(f"{path}-wal")):
         os.truncate(each, 0)
