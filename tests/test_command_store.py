@@ -63,6 +63,12 @@ def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
         yield _world(path, url)
 
 
+@pytest.fixture
+def on_sqlite(tmp_path: Path) -> World:
+    """For what the database has no say in."""
+    return _world(tmp_path / "gateway.yaml", f"sqlite:///{tmp_path}/ezat.db")
+
+
 def _world(path: Path, store: str) -> World:
     path.write_text(json.dumps(configured(store, "http://127.0.0.1:1")))  # JSON is YAML
     return World(path, store)
@@ -98,13 +104,13 @@ OPTIONS: dict[str, tuple[Sequence[str], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize(("options", "expected"), OPTIONS.values(), ids=OPTIONS)
-def test_a_key_is_made_with(world: World, options: Sequence[str], expected: dict[str, Any]) -> None:
+def test_a_key_is_made_with(on_sqlite: World, options: Sequence[str], expected: dict[str, Any]) -> None:
     """What a key may do is said when it is made."""
-    world.output("orgs", "create", "acme")
+    on_sqlite.output("orgs", "create", "acme")
 
-    world.output("keys", "create", "ann", *options)
+    on_sqlite.output("keys", "create", "ann", *options)
 
-    key = world.keys()["ann"]
+    key = on_sqlite.keys()["ann"]
     assert expected == {name: getattr(key, name) for name in expected}
 
 
@@ -203,18 +209,18 @@ MISTAKES: dict[str, tuple[Sequence[str], int, str]] = {
 
 
 @pytest.mark.parametrize(("arguments", "code", "expected"), MISTAKES.values(), ids=MISTAKES)
-def test_a_mistake_is_one_clear_sentence(world: World, arguments: Sequence[str], code: int, expected: str) -> None:
+def test_a_mistake_is_one_clear_sentence(on_sqlite: World, arguments: Sequence[str], code: int, expected: str) -> None:
     """No traceback, an exit code that isn't 0, and nothing is changed."""
-    world.output("keys", "create", "there")
-    world.output("orgs", "create", "there", "--credit", "1")
-    before = from_store(world.store, read_if_newer(Directory()))
+    on_sqlite.output("keys", "create", "there")
+    on_sqlite.output("orgs", "create", "there", "--credit", "1")
+    before = from_store(on_sqlite.store, read_if_newer(Directory()))
 
-    result = world.command(*arguments)
+    result = on_sqlite.command(*arguments)
 
     assert code == result.exit_code
     assert expected in result.stderr
     assert "Traceback" not in result.output
-    assert before == from_store(world.store, read_if_newer(Directory()))
+    assert before == from_store(on_sqlite.store, read_if_newer(Directory()))
 
 
 def test_a_store_that_cannot_be_reached_is_one_clear_sentence(tmp_path: Path) -> None:
@@ -264,11 +270,11 @@ USAGE: dict[str, tuple[Sequence[str], list[tuple[Any, int, str]]]] = {
 
 
 @pytest.mark.parametrize(("options", "expected"), USAGE.values(), ids=USAGE)
-def test_usage_is_reported(world: World, options: Sequence[str], expected: list[tuple[Any, int, str]]) -> None:
+def test_usage_is_reported(on_sqlite: World, options: Sequence[str], expected: list[tuple[Any, int, str]]) -> None:
     """By whatever one asks for; cost in USD, exactly, as text."""
-    fill(world)
+    fill(on_sqlite)
 
-    rows = world.rows("usage", *options)
+    rows = on_sqlite.rows("usage", *options)
 
     by_cost = {(next(iter(each.values())), each["requests"], each["cost"]) for each in rows}
     assert set(expected) == by_cost
@@ -319,12 +325,12 @@ def test_an_export_that_differs(world: World, tmp_path: Path) -> None:
     } == json.loads(result.stdout)
 
 
-def test_a_file_that_is_no_export(world: World, tmp_path: Path) -> None:
+def test_a_file_that_is_no_export(on_sqlite: World, tmp_path: Path) -> None:
     """It is said what is missing."""
     file = tmp_path / "export.csv"
     file.write_text("a,b\n1,2\n")
 
-    result = world.command("usage", "reconcile", str(file))
+    result = on_sqlite.command("usage", "reconcile", str(file))
 
     assert 1 == result.exit_code
     assert "no column for day" in result.stderr

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from proxy.store.administration import create_key
+from proxy.store.database import MEMORY, open_engine
 from proxy.store.reports import By, Difference, NoExport, as_csv, differences, sums
 from proxy.store.store import Store
 from tests.store.rows import row
@@ -173,10 +174,10 @@ UNREADABLE: Mapping[str, tuple[str, str]] = {
 
 
 @pytest.mark.parametrize(("text", "expected"), UNREADABLE.values(), ids=UNREADABLE)
-async def test_what_is_no_export_is_refused(filled: Store, text: str, expected: str) -> None:
-    """The complaint says which column or which line."""
-    with pytest.raises(NoExport, match=expected):
-        await filled.read(lambda connection: differences(connection, text))
+def test_what_is_no_export_is_refused(text: str, expected: str) -> None:
+    """The complaint says which column or which line, before the ledger is asked."""
+    with open_engine(MEMORY).connect() as connection, pytest.raises(NoExport, match=expected):
+        differences(connection, text)
 
 
 async def test_rows_as_csv() -> None:
