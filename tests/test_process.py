@@ -778,7 +778,7 @@ async def refused(gateway: GatewayProcess) -> None:
             try:
                 async with wired(gateway):
                     await asyncio.sleep(0.01)
-            except ConnectionRefusedError:
+            except (ConnectionRefusedError, ConnectionResetError):  # reset: it stood in the backlog as that was closed
                 return
 
 

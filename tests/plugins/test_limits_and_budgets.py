@@ -55,6 +55,13 @@ def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 
 
 @pytest.fixture
+def postgres_url() -> Iterator[str]:
+    """For what PostgreSQL is stricter with."""
+    with servers.postgres().lent_database() as url:
+        yield url
+
+
+@pytest.fixture
 def sqlite_url(tmp_path: Path) -> str:
     return f"sqlite:///{tmp_path}/ezat.db"
 
@@ -506,15 +513,15 @@ END_USERS: dict[str, tuple[str, dict[str, Any], str | None]] = {
 
 @pytest.mark.parametrize(("format", "fields", "expected"), END_USERS.values(), ids=END_USERS)
 async def test_an_end_user_is_recorded(
-    store_url: str, format: str, fields: dict[str, Any], expected: str | None
+    postgres_url: str, format: str, fields: dict[str, Any], expected: str | None
 ) -> None:
     """Whom a client says that it asks for; from OpenAI's format it is not sent on. Whatever was sent, the answer can be
     recorded: else it would be free."""
-    async with world(store_url) as gateway:
+    async with world(postgres_url) as gateway:
         answer = await gateway.ask(path=PATHS[format], **fields)
 
     assert 200 == answer.status
-    [row] = ledger(store_url)
+    [row] = ledger(postgres_url)
     assert expected == row["end_user"]
     if format == "openai":
         assert b"ann" not in gateway.upstream.received[0].body

@@ -281,8 +281,11 @@ async def test_what_nobody_waits_for_outlives_a_store_that_is_down(
     assert 1 == await writer.submit(rows_of)
 
 
-async def test_a_store_that_goes_down_within_a_batch_is_asked_once(engine: Engine, writer: Writer) -> None:
+async def test_a_store_that_goes_down_within_a_batch_is_asked_once(
+    engine: Engine, writer: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Jobs are tried apart where one of them is bad; where the store goes down meanwhile, not each waits for it."""
+    monkeypatch.setattr(writer_module, "PAUSE", 0.01)
     Trouble(engine, 10**6, DOWN["an operational error"])
     tried: list[float] = []
     event.listen(engine, "begin", lambda connection: tried.append(time.monotonic()))
