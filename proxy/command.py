@@ -1,11 +1,11 @@
-"""The command line: serve, check, plugins."""
+"""The command line: serve, check, plugins, plan."""
 
 from __future__ import annotations
 
 import asyncio
-import signal
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import click
@@ -13,12 +13,15 @@ from rich.console import Console
 from rich.table import Table
 
 from proxy import logs
+from proxy.command_plan import admin_url, show_plan
+from proxy.command_probe import add_probe_command
 from proxy.command_store import add_store_commands
-from proxy.errors import CannotStart
-from proxy.first_run import conversation, first_key, first_model, greeting, show
+from proxy.first_run import conversation, first_key, first_model, show
 from proxy.loading import load_all
 from proxy.plugin import Plugin
 from proxy.server import Gateway
+from proxy.serving import serve
+from proxy.workers import Supervisor
 from proxy.yaml_source import ConfigError
 
 DEFAULT_CONFIG = Path("config/gateway.yaml")
@@ -63,12 +66,12 @@ def _cli(bundled: Mapping[str, type[Plugin]]) -> click.Group:
         return path if given or context.obj is None else context.obj
 
     def serve_with(path: Path) -> None:
-        sys.exit(asyncio.run(_serve(Loaded(path, bundled))))
+        sys.exit(_serve(path, bundled))
 
-    @cli.command(help="Serve until SIGTERM or SIGINT; running requests may end.")
+    @cli.command("serve", help="Serve until SIGTERM or SIGINT; running requests may end.")
     @where
     @click.pass_context
-    def serve(context: click.Context, path: Path) -> None:
+    def serve_command(context: click.Context, path: Path) -> None:
         serve_with(chosen(context, path))
 
     @cli.command(help="Hold a conversation of three turns through a gateway of its own, and show what the cache does.")
@@ -96,41 +99,26 @@ def _cli(bundled: Mapping[str, type[Plugin]]) -> click.Group:
         Console().print(table)
         click.echo("\n" + loaded.pipeline.described())
 
+    @cli.command(help="Print what a reload would change in the running gateway, by its admin listener.")
+    @where
+    @click.option("--admin", help="Where that listens, such as http://127.0.0.1:8788; by default as in the file.")
+    @click.option("--token", envvar="EZAT_ADMIN_TOKEN", show_envvar=True, required=True, help="The admin token.")
+    @click.pass_context
+    def plan(context: click.Context, path: Path, admin: str | None, token: str) -> None:
+        sys.exit(asyncio.run(show_plan(admin or admin_url(chosen(context, path)), token)))
+
     add_store_commands(cli, DEFAULT_CONFIG)
+    add_probe_command(cli, DEFAULT_CONFIG)
     return cli
 
 
-async def _serve(loaded: Loaded) -> int:
-    logs.set_up(pretty=sys.stderr.isatty())
-    gateway = Gateway(loaded.config, loaded.models, loaded.pipeline)
-    stop = asyncio.Event()
-
-    def asked_to_stop() -> None:
-        if stop.is_set():
-            gateway.stop_at_once()
-        stop.set()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, asked_to_stop)
-    try:
-        await gateway.start()
-        host = loaded.config.server.host
-        click.echo(loaded.pipeline.described() + "\n")
-        address = f"[{host}]" if ":" in host else host
-        click.echo(greeting(loaded.config, f"http://{address}:{gateway.port}{loaded.config.server.base_path}"))
-        await stop.wait()
-    except CannotStart as error:
-        click.echo(f"the gateway can't start: {error}", err=True)
-        return 1
-    except OSError as error:
-        click.echo(f"the gateway can't start: {error.strerror or error}", err=True)
-        return 1
-    except Exception as error:
-        click.echo(f"the gateway can't start: {type(error).__name__}: {error}", err=True)
-        return 1
-    finally:
-        await gateway.stop()
-    return 0
+def _serve(path: Path, bundled: Mapping[str, type[Plugin]]) -> int:
+    loaded = Loaded(path, bundled)
+    made = (loaded.config, loaded.models, loaded.pipeline)
+    load = partial(load_all, path, bundled)
+    if loaded.config.server.workers > 1:
+        return Supervisor(made, load).run()
+    return asyncio.run(serve(made, load))
 
 
 async def _demo(loaded: Loaded) -> int:

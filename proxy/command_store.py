@@ -21,6 +21,7 @@ from proxy.command_types import NONE, LimitNumber, Moment, Usd
 from proxy.config import load
 from proxy.own_view import dollars
 from proxy.store import schema
+from proxy.store.admin_token import new_admin_token
 from proxy.store.administration import (
     NotThere,
     Taken,
@@ -69,7 +70,7 @@ def with_options(options: Sequence[Callable[[Any], Any]]) -> Callable[[Any], Any
 
 
 def add_store_commands(cli: click.Group, default: Path) -> None:
-    """Add ``keys``, ``orgs`` and ``usage`` to the command line."""
+    """Add ``keys``, ``orgs``, ``usage`` and ``admin-token`` to the command line."""
 
     @contextmanager
     def store(*, reads: bool = False) -> Iterator[Connection]:
@@ -89,6 +90,13 @@ def add_store_commands(cli: click.Group, default: Path) -> None:
             raise click.ClickException(f"the store can't be used now: {type(error).__name__}") from None
         finally:
             engine.dispose()
+
+    @cli.command("admin-token", help="Make a new token for the admin listener; the one until now ends.")
+    def admin_token() -> None:
+        with store() as connection:
+            text = new_admin_token(connection)
+        click.echo(text)
+        click.echo("This is shown only once; running gateways take it over within a few seconds.", err=True)
 
     _add_keys(cli, store)
     _add_organizations(cli, store)

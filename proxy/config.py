@@ -6,8 +6,9 @@ even where another setting is wrong. The settings of a plugin are checked by who
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from pydantic import SecretStr
 
 from proxy.checking import check
 from proxy.models import name_key
+from proxy.profiles import misfits
 from proxy.setting_types import FIRST_VERSION_WITHOUT_SAMPLING, VERSION, secret_text
 from proxy.settings import Config, PluginEntry
 from proxy.yaml_source import (
@@ -45,6 +47,7 @@ def load(path: Path, environ: Mapping[str, str] | None = None, judge: JudgePlugi
     if not isinstance(source.data, dict):
         raise ConfigError([*source.problems, source.problem((), "must be a mapping of settings")])
     problems = list(source.problems)
+    models = source.data.get("models")
     problems += _insert_models_file(source, path.parent, environ)
     data = dict(source.data)
     data["plugins"], plugin_problems = _plugin_entries(data.get("plugins", []), source)
@@ -54,12 +57,35 @@ def load(path: Path, environ: Mapping[str, str] | None = None, judge: JudgePlugi
         plugin_problems += judge(data["plugins"], source)
     problems += plugin_problems + setting_problems + file_problems
     problems += [*_names_taken(data, source), *_unknown_upstreams(data, source), *_unable_deployments(data, source)]
+    if config is not None:
+        problems += [source.problem(loc, text) for loc, text in (*misfits(config), *_unshared(config))]
     if config is None or problems:
         raise ConfigError(sorted(problems, key=lambda problem: (problem.file != source.file, problem.line)))
     upstreams = {name: each.model_copy(update=files.get(name, {})) for name, each in config.upstreams.items()}
     config = config.model_copy(update={"upstreams": upstreams})
     config._source = source
+    config._files = digests(_files_of(path, models, config))
     return config
+
+
+def digests(files: Iterable[Path]) -> dict[Path, bytes | None]:
+    """The digest of what each file holds; None for one that can't be read."""
+    return {file: _digest(file) for file in files}
+
+
+def _digest(file: Path) -> bytes | None:
+    try:
+        return hashlib.sha256(file.read_bytes()).digest()
+    except OSError:
+        return None
+
+
+def _files_of(path: Path, models: Any, config: Config) -> Iterator[Path]:
+    yield path
+    if isinstance(models, str):
+        yield path.parent / models
+    for upstream in config.upstreams.values():
+        yield from filter(None, (upstream.api_key_file, upstream.ca_file))
 
 
 def _insert_models_file(source: Source, folder: Path, environ: Mapping[str, str]) -> list[Problem]:
@@ -168,6 +194,17 @@ def _unable_deployments(data: Any, source: Source) -> Iterator[Problem]:
         if _at(_at(model, "capabilities"), "sampling") in (None, True):
             advice = "say `sampling: false` in the model's capabilities, or give the upstream an older version"
             yield source.problem(place, f"the upstream's version refuses sampling; {advice}")
+
+
+def _unshared(config: Config) -> Iterator[tuple[Loc, str]]:
+    """What several workers can't have each for themselves."""
+    if config.server.workers > 1:
+        if config.limiter == "memory":
+            words = "each worker would count its limits alone; set limiter: redis://… for several workers"
+            yield ("server", "workers"), words
+        if config.store.startswith("sqlite:"):
+            words = "an SQLite file is for one process alone; set store: postgresql://… for several workers"
+            yield ("server", "workers"), words
 
 
 def _deployments(data: Any) -> Iterator[tuple[Loc, Any, Any]]:

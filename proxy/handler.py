@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from time import monotonic
 
 from aiohttp import web
 
@@ -20,6 +21,7 @@ from proxy.edge import client_address
 from proxy.errors import GatewayError, PluginFault, internal
 from proxy.exchange import Exchange
 from proxy.headers import answer_headers, error_headers
+from proxy.metrics import Metrics
 from proxy.own_answers import events_of, filled
 from proxy.pipeline import Chain, Passage
 from proxy.plugin import Outcome, Route
@@ -50,6 +52,7 @@ class Handler:
     settings: Server
     tasks: Background
     running: Running
+    metrics: Metrics
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request."""
@@ -178,9 +181,11 @@ class _Run:
             handler.tasks,
         )
         source: MessageStream | None = None
+        handler.metrics.open_streams += 1
         try:
             if answer is None:
                 opened = await handler.deployments.stream(exchange, progress)
+                handler.metrics.first_event(exchange, monotonic() - exchange.started)
                 if isinstance(opened, MessageStream):
                     source = opened
                 else:
@@ -199,6 +204,7 @@ class _Run:
             self._status = 200
             return stream.response
         finally:
+            handler.metrics.open_streams -= 1
             if source is not None:
                 self._leave(source)
 
@@ -274,5 +280,8 @@ class _Run:
         """What is left to do, on every path."""
         if self._stream is not None:
             self._stream.close()
-        client = client_address(self._request, self._handler.settings.trusted_proxies)
-        log_request(self._exchange, self._passage.outcome, self._status, error, client)
+        handler, exchange = self._handler, self._exchange
+        outcome, seconds = self._passage.outcome or Outcome.ABANDONED, monotonic() - exchange.started
+        client = client_address(self._request, handler.settings.trusted_proxies)
+        log_request(exchange, outcome, self._status, error, client, seconds)
+        handler.metrics.request_ended(exchange, outcome, self._status, error, seconds)

@@ -66,7 +66,8 @@ class _Protocol(web.RequestHandler):
 class HttpServer(web.Server):
     """Answers every request with one function.
 
-    ``most_bytes`` is the largest body, ``keepalive`` the seconds for which an idle connection of a client is kept.
+    ``most_bytes`` is the largest body. ``keepalive``, the seconds for which an idle connection of a client is kept, may
+    be changed: connections that are made from then on follow it.
     """
 
     def __init__(self, answer: Answer, *, most_bytes: int, keepalive: float) -> None:
@@ -77,12 +78,12 @@ class HttpServer(web.Server):
             access_log=None,
             logger=_quiet,
             auto_decompress=False,
-            keepalive_timeout=keepalive,
         )
         self._most_bytes = most_bytes
+        self.keepalive = keepalive
 
     def __call__(self) -> web.RequestHandler:
-        return _Protocol(self, loop=self._loop, **self._kwargs)
+        return _Protocol(self, loop=self._loop, keepalive_timeout=self.keepalive, **self._kwargs)
 
     def _request(
         self,

@@ -21,6 +21,7 @@ from proxy.pipeline import Chain, compile_chain
 from proxy.plugin import Plugin, Route
 from proxy.settings import Config, PluginEntry
 from proxy.store.money import unit_prices
+from proxy.timing import PluginTime
 from proxy.yaml_source import ConfigError, Problem, Source
 
 Bundled = Mapping[str, type[Plugin]]
@@ -29,9 +30,11 @@ Bundled = Mapping[str, type[Plugin]]
 class Pipeline:
     """The plugins in their order, and the chain of each route. A route without a chain is switched off."""
 
-    def __init__(self, plugins: tuple[Plugin, ...], chains: dict[Route, Chain]) -> None:
-        self.plugins = plugins
+    def __init__(self, times: Mapping[Plugin, PluginTime], chains: dict[Route, Chain]) -> None:
+        self.plugins = tuple(times)
         self.chains = chains
+        self.times = times
+        """How long each plugin took."""
 
     def purposes(self) -> list[tuple[str, str]]:
         """Name and purpose of each plugin."""
@@ -79,7 +82,8 @@ def build(config: Config, models: ModelTable, bundled: Bundled) -> Pipeline:
         raise ConfigError(sorted(problems, key=lambda problem: problem.line))
     plugins = tuple(plugin for _, plugin in made)
     routes = [route for route in Route if route is not Route.CHAT_COMPLETIONS or _translator(plugins) is not None]
-    return Pipeline(plugins, {route: compile_chain(route, plugins, config.server.plugin_timeout) for route in routes})
+    times = {plugin: PluginTime() for plugin in plugins}
+    return Pipeline(times, {route: compile_chain(route, times, config.server.plugin_timeout) for route in routes})
 
 
 def _made(

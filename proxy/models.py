@@ -77,6 +77,7 @@ class Deployment:
     """The lowest number is asked first."""
     weight: float = 1.0
     max_parallel: int | None = None
+    counts_tokens: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +151,14 @@ def _model(settings: ModelSettings) -> Model:
         capabilities=_capabilities(settings.capabilities),
         price=_price(settings.price),
         deployments=tuple(
-            Deployment(each.upstream, each.model, each.priority, each.weight, each.max_parallel)
+            Deployment(
+                each.upstream,
+                each.model,
+                each.priority,
+                each.weight,
+                each.max_parallel,
+                counts_tokens=each.profile.count_tokens is not False,
+            )
             for each in settings.deployments
         ),
     )

@@ -8,8 +8,9 @@ This is the only file that knows about order.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Any, NamedTuple
 
 import structlog
@@ -20,6 +21,7 @@ from proxy.document import Event
 from proxy.errors import GatewayError, PluginFault
 from proxy.exchange import Exchange
 from proxy.plugin import Format, Outcome, OutputPlugin, Plugin, Route
+from proxy.timing import HookTime, PluginTime
 
 COMPLETE_TIMEOUT = 10.0
 """Seconds for all ``on_complete`` of an exchange together."""
@@ -33,6 +35,17 @@ class Hook(NamedTuple):
     plugin: Plugin
     call: Callable[[Exchange], Coroutine[Any, Any, Any]]
     format: Format
+    time: HookTime
+    outputs_time: PluginTime
+    """For the output that it may return."""
+
+
+class Opened(NamedTuple):
+    """An output of this exchange."""
+
+    plugin: str
+    output: OutputPlugin
+    time: PluginTime
 
 
 class EventHook(NamedTuple):
@@ -41,6 +54,7 @@ class EventHook(NamedTuple):
     plugin: str
     call: Callable[[Event], Sequence[Event]]
     kinds: frozenset[str] | None
+    time: HookTime
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,15 +88,19 @@ def blamed(plugin: str, hook: str, error: BaseException) -> BaseException:
     return PluginFault(plugin, hook, error)
 
 
-def compile_chain(route: Route, plugins: Iterable[Plugin], timeout: float) -> Chain:
-    """The chain of a route; ``proxy.loading`` has checked that its formats join up."""
+def compile_chain(route: Route, times: Mapping[Plugin, PluginTime], timeout: float) -> Chain:
+    """The chain of a route, from all plugins in their order, each with where its time is added up.
+
+    ``proxy.loading`` has checked that its formats join up.
+    """
     spoken: Format = "openai" if route is Route.CHAT_COMPLETIONS else "messages"
-    concerned = tuple(plugin for plugin in plugins if route in plugin.routes)
+    concerned = tuple(plugin for plugin in times if route in plugin.routes)
     hooks: dict[str, list[Hook]] = {"on_headers": [], "on_request": [], "on_send": []}
     for plugin in concerned:
         for name, found in hooks.items():
             if defines(plugin, Plugin, name):
-                found.append(Hook(plugin, getattr(plugin, name), spoken))
+                time = times[plugin]
+                found.append(Hook(plugin, getattr(plugin, name), spoken, getattr(time, name), time))
         spoken = plugin.turns_into or spoken
     return Chain(
         route,
@@ -103,7 +121,7 @@ class Passage:
     def __init__(self, chain: Chain, exchange: Exchange) -> None:
         self._chain = chain
         self._exchange = exchange
-        self._outputs: list[tuple[str, OutputPlugin]] = []
+        self._outputs: list[Opened] = []
         self._event_hooks: tuple[EventHook, ...] = ()
         self._closed = self._completing = False
         self.outcome: Outcome | None = None
@@ -120,8 +138,8 @@ class Passage:
         self._exchange.keeps_apart = self._chain.opens_leaves
         answer = await self._run(self._chain.requests, "on_request")
         self._event_hooks = tuple(
-            EventHook(name, output.on_event, output.events)
-            for name, output in self._outputs
+            EventHook(name, output.on_event, output.events, time.on_event)
+            for name, output, time in self._outputs
             if defines(output, OutputPlugin, "on_event")
         )
         return answer
@@ -129,10 +147,13 @@ class Passage:
     async def send(self) -> None:
         """Every ``on_send``. Raises GatewayError."""
         for hook in self._chain.sends:
+            began = perf_counter()
             try:
                 await hook.call(self._exchange)
             except (Exception, asyncio.CancelledError) as error:
                 raise blamed(hook.plugin.name, "on_send", error)
+            finally:
+                hook.time.add(perf_counter() - began)
 
     async def _run(self, hooks: tuple[Hook, ...], name: str) -> Answer | None:
         if not hooks:
@@ -140,21 +161,26 @@ class Passage:
         hook = hooks[0]
         try:
             for hook in hooks:
-                result = await bounded(hook.call(self._exchange), self._chain.timeout)
+                began = perf_counter()
+                try:
+                    result = await bounded(hook.call(self._exchange), self._chain.timeout)
+                finally:
+                    hook.time.add(perf_counter() - began)
                 if result is None:
                     continue
                 if isinstance(result, Answer):
                     self.format = hook.format
                     return result
-                self._open(hook.plugin, result)
+                self._open(hook, result)
         except (Exception, asyncio.CancelledError) as error:
             raise blamed(hook.plugin.name, name, error)
         return None
 
-    def _open(self, plugin: Plugin, output: OutputPlugin) -> None:
+    def _open(self, hook: Hook, output: OutputPlugin) -> None:
+        plugin = hook.plugin
         if not isinstance(output, OutputPlugin):
             raise TypeError(f"on_request returned a {type(output).__name__}, not an OutputPlugin, an Answer or None")
-        self._outputs.insert(0, (plugin.name, output))
+        self._outputs.insert(0, Opened(plugin.name, output, hook.outputs_time))
         if defines(output, OutputPlugin, "on_complete") and not plugin.completes:
             raise TypeError("its output has an on_complete, which `completes = True` on the plugin must announce")
 
@@ -162,9 +188,13 @@ class Passage:
         """A whole answer passes every output. Raises GatewayError."""
         name = ""
         try:
-            for name, output in self._outputs:
+            for name, output, time in self._outputs:
                 if defines(output, OutputPlugin, "on_answer"):
-                    await bounded(output.on_answer(answer), self._chain.timeout)
+                    began = perf_counter()
+                    try:
+                        await bounded(output.on_answer(answer), self._chain.timeout)
+                    finally:
+                        time.on_answer.add(perf_counter() - began)
         except (Exception, asyncio.CancelledError) as error:
             raise blamed(name, "on_answer", error)
 
@@ -173,13 +203,16 @@ class Passage:
         events: Sequence[Event] = (event,)
         name = ""
         try:
-            for name, call, kinds in self._event_hooks:
+            for name, call, kinds, time in self._event_hooks:
                 if len(events) == 1:
                     only = events[0]
                     if kinds is None or only.kind in kinds:
+                        began = perf_counter()
                         events = call(only)
                         if type(events) is not tuple and type(events) is not list:
                             events = tuple(events)  # a generator, or nothing that holds events
+                        time.seconds += perf_counter() - began
+                        time.calls += 1
                 else:
                     events = [
                         passed
@@ -198,7 +231,7 @@ class Passage:
     @property
     def completes(self) -> bool:
         """Whether any output wants to record the answer before its end goes out."""
-        return any(defines(output, OutputPlugin, "on_complete") for _, output in self._outputs)
+        return any(defines(opened.output, OutputPlugin, "on_complete") for opened in self._outputs)
 
     def complete(self) -> Coroutine[Any, Any, None]:
         """Every ``on_complete``, then the end. Raises GatewayError where one of them fails.
@@ -212,9 +245,13 @@ class Passage:
         name, outcome = "", Outcome.FAILED
         try:
             async with asyncio.timeout(COMPLETE_TIMEOUT):
-                for name, output in self._outputs:
+                for name, output, time in self._outputs:
                     if defines(output, OutputPlugin, "on_complete"):
-                        await output.on_complete()
+                        began = perf_counter()
+                        try:
+                            await output.on_complete()
+                        finally:
+                            time.on_complete.add(perf_counter() - began)
             outcome = Outcome.COMPLETED
         except (Exception, asyncio.CancelledError) as error:
             raise blamed(name, "on_complete", error)
@@ -228,7 +265,7 @@ class Passage:
             return
         self._closed = True
         self.outcome = outcome
-        for name, output in self._outputs:
+        for name, output, _ in self._outputs:
             if not defines(output, OutputPlugin, "on_close"):
                 continue
             try:

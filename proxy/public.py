@@ -18,6 +18,7 @@ from proxy.exchange import Exchange
 from proxy.handler import DIALECTS, Handler
 from proxy.headers import answer_headers, error_headers
 from proxy.loading import Pipeline
+from proxy.metrics import Metrics
 from proxy.models import ModelTable
 from proxy.openapi import as_yaml, document
 from proxy.openapi.operations import YAML
@@ -43,6 +44,7 @@ class Public:
         tasks: Background,
         services: Services,
         running: Running,
+        metrics: Metrics,
     ) -> None:
         self._settings = settings
         self._models = models
@@ -50,6 +52,7 @@ class Public:
         self._tasks = tasks
         self._services = services
         self._running = running
+        self._metrics = metrics
         self._base = settings.base_path
         table = self._table(deployments)
         self._endpoints = table
@@ -69,7 +72,10 @@ class Public:
             chain = self._pipeline.chains.get(route)
             if chain is None:
                 return _switched_off
-            return Handler(chain, dialect, self._exchange, deployments, settings, self._tasks, self._running).handle
+            handler = Handler(
+                chain, dialect, self._exchange, deployments, settings, self._tasks, self._running, self._metrics
+            )
+            return handler.handle
 
         openai, messages = DIALECTS["openai"], DIALECTS["messages"]
         keyless = {
@@ -128,8 +134,10 @@ class Public:
         if isinstance(error, PluginFault):
             log_fault(error, exchange)
         dialect = DIALECTS["openai" if is_openai(request.path.removeprefix(self._base)) else "messages"]
+        status = dialect.wording(error.kind).status
+        self._metrics.refused(status, error)
         return web.Response(
-            status=dialect.wording(error.kind).status,
+            status=status,
             body=dialect.error_body(error, exchange.request_id),
             headers={**answer_headers(exchange), **error_headers(error)},
         )

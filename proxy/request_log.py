@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import structlog
 
 from proxy.errors import GatewayError, PluginFault
@@ -15,7 +13,12 @@ _log = structlog.get_logger("ezat.request")
 
 
 def log_request(
-    exchange: Exchange, outcome: Outcome | None, status: int, error: GatewayError | None, client: str | None
+    exchange: Exchange,
+    outcome: Outcome,
+    status: int,
+    error: GatewayError | None,
+    client: str | None,
+    seconds: float,
 ) -> None:
     """The line of one request."""
     usage = exchange.usage
@@ -29,7 +32,7 @@ def log_request(
         model=exchange.model_or_none.id if exchange.model_or_none else None,
         upstream=exchange.deployment.upstream if exchange.deployment else None,
         stream=exchange.stream,
-        outcome=(outcome or Outcome.ABANDONED).value,
+        outcome=outcome.value,
         status=status or None,
         error=error.kind.value if error else None,
         cause=error.cause if isinstance(error, UpstreamFault) else None,
@@ -37,7 +40,7 @@ def log_request(
         cache_read=usage.cache_read,
         cache_write=usage.cache_write,
         output=usage.output,
-        seconds=round(time.monotonic() - exchange.started, 3),
+        seconds=round(seconds, 3),
     )
 
 

@@ -27,7 +27,7 @@ class Running:
     """The exchanges under way."""
 
     def __init__(self, most_bytes: int) -> None:
-        self._most_bytes = most_bytes
+        self.most_bytes = most_bytes
         self._exchanges: set[Endable] = set()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -54,7 +54,7 @@ class Running:
 
     def take(self, size: int) -> None:
         """Make room for a body. Raises GatewayError where all bodies together would be too large."""
-        if self.bytes + size > self._most_bytes:
+        if self.bytes + size > self.most_bytes:
             message = "the gateway holds as many large requests as it can; try again"
             raise GatewayError(Kind.UNAVAILABLE, message, retry_after=1)
         self.bytes += size

@@ -1,137 +1,197 @@
-"""The server: what it lends to requests, its endpoints, its sockets, its start and its end."""
+"""The server: its start, its reload, its end, and what outlives a configuration: sockets, store, limits, metrics."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 
-import aiohttp
 import structlog
 from aiohttp import web
 from aiohttp.http_parser import HttpRequestParser
 
-from proxy.background import Background
-from proxy.demo import DemoUpstream
+from proxy.admin import Admin
+from proxy.built_in import BuiltIn
 from proxy.errors import CannotStart
+from proxy.generation import LINGER, Generation, Shared
 from proxy.http_server import HttpServer
-from proxy.limits import Limiter, open_limiter
+from proxy.limits import open_limiter
 from proxy.loading import Pipeline
-from proxy.local_llm import LocalLlm
+from proxy.metrics import Metrics
 from proxy.models import ModelTable
-from proxy.plugin import Plugin, Services
-from proxy.public import Public
+from proxy.plan import changes
 from proxy.reading import MOST_BYTES
 from proxy.running import Running
-from proxy.setting_types import DEMO, LOCAL_LLM
-from proxy.settings import Config
+from proxy.settings import Config, Server
 from proxy.store.database import StoreInUse
 from proxy.store.store import Store
 from proxy.store.writer import StoreDown
-from proxy.upstream.client import Timeouts, Upstream, UpstreamClient
-from proxy.upstream.deployments import Deployments
+from proxy.upstream.client import VERSION
 
 _log = structlog.get_logger("ezat.server")
-LINGER = 2.0
-"""Seconds for what is still to be recorded when the last request has ended."""
-_CLASS_OF_WORD: Mapping[str, type[DemoUpstream | LocalLlm]] = {DEMO: DemoUpstream, LOCAL_LLM: LocalLlm}
-"""The upstreams that run with the gateway, under the words that stand for their base URLs."""
+BACKLOG = 1024
+
+
+class CannotReload(Exception):
+    """The configuration can't be taken over while the gateway runs; the text says why."""
 
 
 class Gateway:
     """One gateway: started with ``start``, stopped with ``stop``."""
 
-    def __init__(self, config: Config, models: ModelTable, pipeline: Pipeline) -> None:
-        self._config = config
-        self._models = models
-        self._pipeline = pipeline
-        self._tasks = Background()
-        self._store: Store | None = None
-        self._limiter: Limiter | None = None
-        self._built_in: dict[str, DemoUpstream | LocalLlm] = {}
-        self._client: UpstreamClient | None = None
-        self._plugin_session: aiohttp.ClientSession | None = None
-        self._started: list[Plugin] = []
-        self._runner: web.ServerRunner | None = None
+    def __init__(
+        self,
+        config: Config,
+        models: ModelTable,
+        pipeline: Pipeline,
+        *,
+        shared_port: int | None = None,
+        has_admin: bool = True,
+    ) -> None:
+        """``shared_port``: one that other processes listen on, too. ``has_admin``: whether it serves the operator."""
+        self._made = (config, models, pipeline)
+        self._shared_port = shared_port
+        self._has_admin = has_admin
+        self._shared: Shared | None = None
+        self._current: Generation | None = None
+        self._retiring: set[asyncio.Task[None]] = set()
+        self._http = HttpServer(self._answer, most_bytes=MOST_BYTES, keepalive=config.server.keepalive_timeout)
+        self._runner = web.ServerRunner(self._http, shutdown_timeout=LINGER)
         self._running = Running(config.server.most_body_bytes)
         self._stop_at_once = asyncio.Event()
+        self.metrics = Metrics(VERSION)
+        self.admin: Admin | None = None
+        """The operator's listener, once started."""
         self.port = config.server.port
         """The port that it listens on, once started."""
 
+    @property
+    def config(self) -> Config:
+        """The configuration in force."""
+        return self._made[0] if self._current is None else self._current.config
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """The plugins in force."""
+        return self._made[2] if self._current is None else self._current.pipeline
+
+    @property
+    def new_admin_token(self) -> str | None:
+        """The admin token, where this start has made the first one."""
+        return self._shared.store.new_admin_token if self._shared is not None else None
+
     async def start(self) -> None:
-        """Open everything and listen. Raises CannotStart, OSError where the port can't be had."""
+        """Open everything and listen. Raises CannotStart, OSError where a port can't be had."""
         if not issubclass(HttpRequestParser, object) or HttpRequestParser.__module__ != "aiohttp._http_parser":
             _log.warning("aiohttp runs without its C parser: slower, and less strict")
-        settings = self._config.server
-        self._client = UpstreamClient(
-            Timeouts(settings.connect_timeout, settings.first_event_timeout, settings.idle_timeout)
-        )
-        deployments = Deployments(await self._upstreams(), self._client, settings.request_timeout)
-        self._plugin_session = aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar())
-        self._limiter = open_limiter(self._config.limiter)
-        self._store = await self._open_store()
-        services = Services(self._models, self._limiter, self._store, self._plugin_session)
-        for plugin in self._pipeline.plugins:
-            self._started.append(plugin)
-            try:
-                await plugin.start(services)
-            except Exception:
-                _log.exception("plugin failed", plugin=plugin.name, hook="start")
+        config, models, pipeline = self._made
+        store = Store(config.store, self.metrics.recorded)
+        self._shared = Shared(open_limiter(config.limiter), store, self._running, self.metrics, BuiltIn())
+        try:
+            await store.start()
+        except (StoreInUse, StoreDown) as error:
+            raise CannotStart(str(error)) from error
+        self._current = Generation(config, models, pipeline, self._shared)
+        await self._current.start()
+        await self._listen(config.server)
+
+    async def _listen(self, settings: Server) -> None:
+        await self._runner.setup()
+        shares = self._shared_port is not None
+        port = settings.port if self._shared_port is None else self._shared_port
+        site = web.TCPSite(self._runner, settings.host, port, backlog=BACKLOG, reuse_port=shares or None)
+        await _started(site, f"{settings.host}:{port}, server.port")
+        self.port = self._runner.addresses[0][1] if self._runner.addresses else port
+        if self._has_admin and self._shared is not None:
+            self.admin = Admin(settings.admin, self._shared.store, self._metrics_text)
+            await _started(self.admin, f"{settings.admin.host}:{settings.admin.port}, server.admin.port")
+
+    async def reload(self, config: Config, models: ModelTable, pipeline: Pipeline) -> None:
+        """Serve by another configuration from the next request on, or by the present one as if nothing had been.
+
+        Raises CannotReload.
+        """
+        current, shared = self._current, self._shared
+        if current is None or shared is None or self._running.draining:
+            raise CannotReload("the gateway is not serving")
+        fixed = [str(change) for change in changes(current.config, config) if change.needs_restart]
+        if fixed:
+            raise CannotReload("; ".join(fixed))
+        new = Generation(config, models, pipeline, shared)
+        try:
+            await new.start(current)
+        except BaseException as error:
+            self._retire(new)
+            if not isinstance(error, Exception):
                 raise
-        public = Public(settings, self._models, self._pipeline, deployments, self._tasks, services, self._running)
-        await self._listen(public)
+            raise CannotReload(f"it can't be started: {error}") from error
+        self._current = new
+        self._running.most_bytes = config.server.most_body_bytes
+        self._http.keepalive = config.server.keepalive_timeout
+        self._retire(current)
 
     async def stop(self) -> None:
         """Let running requests end, within the time for that, then close everything."""
-        if self._runner is not None:
-            for site in tuple(self._runner.sites):
-                await site.stop()
-        await self._running.drain(self._config.server.shutdown_timeout, self._stop_at_once)
-        if self._runner is not None:
+        for site in tuple(self._runner.sites):
+            await site.stop()
+        await self._running.drain(self.config.server.shutdown_timeout, self._stop_at_once)
+        if self._runner.server is not None:
             await self._runner.cleanup()
-        await self._tasks.drain(LINGER)
-        for plugin in reversed(self._started):
-            try:
-                await plugin.stop()
-            except Exception:
-                _log.exception("plugin failed", plugin=plugin.name, hook="stop")
-        if self._store is not None:
-            await self._store.stop(LINGER)
-        for opened in (self._limiter, self._plugin_session, self._client):
-            if opened is not None:
-                await opened.close()
-        for built_in in self._built_in.values():
-            await built_in.stop()
+        if self._current is not None:
+            self._retire(self._current)
+        if self._retiring:
+            await asyncio.wait(self._retiring, timeout=2 * LINGER)
+        if self.admin is not None:
+            await self.admin.stop()
+        shared = self._shared
+        if shared is not None:
+            await shared.store.stop(LINGER)
+            await shared.limiter.close()
+            await shared.built_in.keep(set())
 
     def stop_at_once(self) -> None:
         """Wait no longer for running requests."""
         self._stop_at_once.set()
 
-    async def _open_store(self) -> Store:
-        store = Store(self._config.store)
-        try:
-            await store.start()
-        except (StoreInUse, StoreDown) as error:
-            await store.stop(0)
-            raise CannotStart(str(error)) from error
-        return store
+    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        if self._current is None:
+            raise RuntimeError("the gateway has not been started")
+        return await self._current.answer(request)
 
-    async def _upstreams(self) -> Mapping[str, Upstream]:
-        upstreams = {}
-        urls: dict[str, str] = {}
-        for name, settings in self._config.upstreams.items():
-            word = settings.base_url
-            if word in _CLASS_OF_WORD and word not in urls:
-                self._built_in[word] = _CLASS_OF_WORD[word]()
-                urls[word] = await self._built_in[word].start()
-            upstreams[name] = Upstream(name, settings, urls.get(word, word))
-        return upstreams
+    def _retire(self, generation: Generation) -> None:
+        task = asyncio.get_running_loop().create_task(self._ended(generation))
+        self._retiring.add(task)
+        task.add_done_callback(self._retiring.discard)
 
-    async def _listen(self, public: Public) -> None:
-        settings = self._config.server
-        server = HttpServer(public.answer, most_bytes=MOST_BYTES, keepalive=settings.keepalive_timeout)
-        self._runner = web.ServerRunner(server, shutdown_timeout=LINGER)
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, settings.host, settings.port, backlog=1024)
+    async def _ended(self, generation: Generation) -> None:
+        await generation.end()
+        if self._shared is not None and self._current is not None:
+            await self._shared.built_in.keep(self._current.built_in)
+
+    def _metrics_text(self) -> bytes:
+        self.look()
+        return self.metrics.text()
+
+    def look(self) -> None:
+        """Take note of what is a state, for the metrics."""
+        current, shared = self._current, self._shared
+        if current is None or shared is None:
+            return
+        waiting, lag = shared.store.backlog
+        self.metrics.take_times(current.pipeline.times)
+        self.metrics.look_at_deployments(current.deployments.health())
+        self.metrics.look_at(
+            {
+                "ezat_running_requests": len(self._running),
+                "ezat_body_bytes": self._running.bytes,
+                "ezat_ledger_waiting": waiting,
+                "ezat_ledger_lag_seconds": lag,
+                "ezat_store_ready": shared.store.is_ready,
+            }
+        )
+
+
+async def _started(site: web.TCPSite | Admin, place: str) -> None:
+    """Raises CannotStart with the address and the setting."""
+    try:
         await site.start()
-        addresses = self._runner.addresses
-        self.port = addresses[0][1] if addresses else settings.port
+    except OSError as error:
+        raise CannotStart(f"can't listen on {place}: {error.strerror or error}") from error

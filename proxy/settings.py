@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -39,10 +40,10 @@ from proxy.yaml_source import Loc, Source
 
 
 class Admin(Settings):
-    """The listener for the operator. Nothing listens there yet: it is checked and kept for what is to come."""
+    """The listener for the operator: metrics, and what a reload would change. It asks for a token of its own."""
 
     host: Text = "127.0.0.1"
-    """The address that it listens on. Whoever reaches it sees everything."""
+    """The address that it listens on."""
     port: Port = 8788
     """Its port; 0 takes a free one."""
 
@@ -82,6 +83,10 @@ class Server(Settings):
     """Networks of the reverse proxies whose x-forwarded-for is believed, for the client's address in the log."""
     cors_origins: tuple[Annotated[str, AfterValidator(origin_text)], ...] = ()
     """Origins such as https://chat.example.org whose pages may call the gateway from a browser; "*" for all."""
+    workers: Annotated[int, Field(ge=1, le=64)] = 1
+    """Processes that serve the port together. Several need a store and a limiter that they can share."""
+    watch: bool = True
+    """Reload when the configuration file, or a file that it names, is changed; SIGHUP does so in any case."""
     admin: Annotated[Admin, BeforeValidator(empty_if_null)] = Admin()
     """The listener for the operator."""
 
@@ -161,6 +166,32 @@ class PriceSettings(Settings):
     """Tokens read from a cache; 0.1 times input if left out."""
 
 
+class ProfileSettings(Settings):
+    """What a deployment was found to support; what is left out, nobody has tried. A deployment that can't do what its
+    model claims is refused at start. `run.py probe` finds it out, and writes it here when told to."""
+
+    sampling: bool | None = None
+    """temperature and top_p."""
+    sampling_exclusive: bool | None = None
+    """It refuses temperature and top_p together."""
+    prompt_caching: bool | None = None
+    """What was marked is read from the cache at the next request."""
+    effort: Annotated[tuple[Effort, ...], BeforeValidator(effort_levels), AfterValidator(levels_in_order)] | None = None
+    """The levels of effort that it takes."""
+    thinking: bool | None = None
+    """Adaptive thinking, which goes with effort above low."""
+    forced_tool_choice: bool | None = None
+    """tool_choice that forces a call."""
+    images: bool | None = None
+    """Images in messages."""
+    pdfs: bool | None = None
+    """PDFs in messages."""
+    structured_outputs: bool | None = None
+    """Answers that follow a JSON schema."""
+    count_tokens: bool | None = None
+    """/v1/messages/count_tokens; without it such a request goes to another deployment."""
+
+
 class DeploymentSettings(Settings):
     """A model at an upstream."""
 
@@ -174,6 +205,8 @@ class DeploymentSettings(Settings):
     """Its share of the conversations, among those of its priority."""
     max_parallel: Count | None = None
     """Requests at the same time; no limit if left out."""
+    profile: Annotated[ProfileSettings, BeforeValidator(empty_if_null)] = ProfileSettings()
+    """What it was found to support."""
 
 
 def price_mapping(value: Any) -> Any:
@@ -235,6 +268,12 @@ class Config(Settings):
     plugins: tuple[PluginEntry, ...] = ()
     """In this order on the way in, in the reverse order on the way out."""
     _source: Source = PrivateAttr()
+    _files: Mapping[Path, bytes | None] = PrivateAttr(default_factory=dict)
+
+    @property
+    def files(self) -> Mapping[Path, bytes | None]:
+        """The files that it was read from, each with the digest of its content."""
+        return self._files
 
     @property
     def source(self) -> Source:

@@ -441,6 +441,8 @@ def test_the_defaults() -> None:
         "base_path": "",
         "trusted_proxies": (),
         "cors_origins": (),
+        "workers": 1,
+        "watch": True,
         "admin": {"host": "127.0.0.1", "port": 8788},
     }
     assert expected == Server().model_dump()

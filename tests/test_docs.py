@@ -40,6 +40,7 @@ from proxy.settings import (
     DeploymentSettings,
     ModelSettings,
     PriceSettings,
+    ProfileSettings,
     Server,
     UpstreamSettings,
 )
@@ -146,6 +147,7 @@ SETTINGS: dict[str, tuple[str, str, int, type[BaseModel]]] = {
     "capabilities": ("docs/self-hosting.md", "models: capabilities", 0, CapabilitySettings),
     "price": ("docs/self-hosting.md", "models: price", 0, PriceSettings),
     "deployments": ("docs/self-hosting.md", "models: deployments", 0, DeploymentSettings),
+    "profile": ("docs/self-hosting.md", "models: profile", 0, ProfileSettings),
 }
 
 

@@ -14,6 +14,7 @@ MOST_MARKS = 4
 TTLS = ("5m", "1h")
 TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,128}")
 CHOICES = ("auto", "any", "tool", "none")
+EFFORTS = ("low", "medium", "high", "xhigh", "max")
 
 
 def check_request(body: Any, *, counting: bool = False) -> Json:
@@ -33,7 +34,8 @@ def check_request(body: Any, *, counting: bool = False) -> Json:
     _check_tool_choice(request.get("tool_choice"), tools or [])
     _check_stop_sequences(request.get("stop_sequences"))
     need(isinstance(request.get("stream", False), bool), "stream: Input should be a valid boolean")
-    _check_format(request.get("output_config"))
+    _check_sampling(request)
+    _check_output_config(request.get("output_config"))
     _check_marks(request.get("cache_control"), pieces(request))
     return request
 
@@ -105,10 +107,21 @@ def _check_stop_sequences(stops: Any) -> None:
         need(stop.strip() != "", f"stop_sequences.{number}: each stop sequence must contain non-whitespace")
 
 
-def _check_format(output_config: Any) -> None:
+def _check_sampling(request: Json) -> None:
+    for field in ("temperature", "top_p"):
+        value = request.get(field)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        need(value is None or is_number, f"{field}: Input should be a valid number")
+        need(value is None or 0 <= value <= 1, f"{field}: Input should be between 0 and 1")
+
+
+def _check_output_config(output_config: Any) -> None:
     if output_config is None:
         return
     need(isinstance(output_config, dict), "output_config: Input should be a valid dictionary")
+    effort = output_config.get("effort")
+    expected = ", ".join(f"'{level}'" for level in EFFORTS)
+    need(effort is None or effort in EFFORTS, f"output_config.effort: Input should be one of {expected}")
     form = output_config.get("format")
     if form is None:
         return

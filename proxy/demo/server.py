@@ -79,11 +79,11 @@ class DemoUpstream:
         self._stopping.set()
 
     async def _count_tokens(self, request: web.Request) -> web.StreamResponse:
-        body = check_request(await _json_body(request), counting=True)
+        body = await self._read(request, counting=True)
         return _json_answer({"input_tokens": count_prompt(body).tokens})
 
     async def _messages(self, request: web.Request) -> web.StreamResponse:
-        body = check_request(await _json_body(request))
+        body = await self._read(request)
         streams = body.get("stream", False)
         fault = fault_in(newest_user_text(body))
         if fault in STATUS_FAULTS:
@@ -96,6 +96,9 @@ class DemoUpstream:
             return _cut(request)
         message = self._answer(body)
         return await self._stream(request, message, body, fault) if streams else _json_answer(message)
+
+    async def _read(self, request: web.Request, *, counting: bool = False) -> Json:
+        return check_request(await _json_body(request), counting=counting)
 
     def _answer(self, body: Json) -> Json:
         prompt = count_prompt(body)

@@ -57,7 +57,7 @@ def create_key(connection: Connection, name: str, **fields: Any) -> NewKey:
     connection.execute(
         insert(keys).values(id=new.id, name=name, digest=digest, shown=new.shown, created_at=now(), **fields)
     )
-    _changed(connection)
+    changed(connection)
     return new
 
 
@@ -68,7 +68,7 @@ def change_key(connection: Connection, name: str, changes: Mapping[str, Any]) ->
         raise NotThere(f"there is no key named {name!r}")
     connection.execute(update(keys).where(keys.c.id == found).values(**changes))
     reopen("key", found)(connection)
-    _changed(connection)
+    changed(connection)
 
 
 def create_organization(connection: Connection, name: str, **fields: Any) -> None:
@@ -76,14 +76,14 @@ def create_organization(connection: Connection, name: str, **fields: Any) -> Non
     if connection.execute(select(organizations.c.name).where(organizations.c.name == name)).first() is not None:
         raise Taken(f"there is an organization named {name!r} already")
     connection.execute(insert(organizations).values(name=name, suspended=False, created_at=now(), **fields))
-    _changed(connection)
+    changed(connection)
 
 
 def change_organization(connection: Connection, name: str, changes: Mapping[str, Any]) -> None:
     """Change columns of an organization. Raises NotThere."""
     _organization(connection, name)
     connection.execute(update(organizations).where(organizations.c.name == name).values(**changes))
-    _changed(connection)
+    changed(connection)
 
 
 def add_credit(connection: Connection, name: str, amount: int) -> int:
@@ -97,7 +97,7 @@ def add_credit(connection: Connection, name: str, amount: int) -> int:
     total = connection.execute(raised.returning(column)).scalar()
     if total is None:
         raise TooMuch(f"more than {usd(MOST_UNITS):f} USD can't be counted")
-    _changed(connection)
+    changed(connection)
     return int(total)
 
 
@@ -106,7 +106,7 @@ def _organization(connection: Connection, name: str) -> None:
         raise NotThere(f"there is no organization named {name!r}")
 
 
-def _changed(connection: Connection) -> None:
+def changed(connection: Connection) -> None:
     column = revisions.c.revision
     changed = connection.execute(update(revisions).where(revisions.c.name == DIRECTORY).values(revision=column + 1))
     if not changed.rowcount:

@@ -14,9 +14,10 @@ from sqlalchemy import Connection, select
 
 from proxy.exchange import NO_LIMITS, Limits
 from proxy.store.periods import Period
-from proxy.store.schema import keys, organizations, revisions
+from proxy.store.schema import keys, organizations, revisions, tokens
 
 DIRECTORY = "directory"
+ADMIN = "admin"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +49,13 @@ class StoredKey:
 
 @dataclass(frozen=True, slots=True)
 class Directory:
-    """All keys by digest, all organizations by name, and the revision that they are of."""
+    """All keys by digest, all organizations by name, the operator's token, and the revision that they are of."""
 
     revision: int = -1
     keys: Mapping[bytes, StoredKey] = field(default_factory=dict)
     organizations: Mapping[str, Organization] = field(default_factory=dict)
+    admin: bytes | None = None
+    """The digest of the token of the operator's listener."""
 
 
 def revision(connection: Connection) -> int:
@@ -98,7 +101,8 @@ def read(connection: Connection, current: int) -> Directory:
         )
         for row in connection.execute(select(organizations))
     ]
-    return Directory(current, {key.digest: key for key in found}, {each.name: each for each in named})
+    admin = connection.execute(select(tokens.c.digest).where(tokens.c.name == ADMIN)).scalar()
+    return Directory(current, {key.digest: key for key in found}, {each.name: each for each in named}, admin)
 
 
 def now() -> float:

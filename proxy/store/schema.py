@@ -108,6 +108,14 @@ gateways = Table(
     Column("seen_at", Float, nullable=False),
 )
 
+tokens = Table(
+    "tokens",
+    metadata,
+    Column("name", String(16), primary_key=True),
+    Column("digest", LargeBinary(32), nullable=False),
+    Column("created_at", Float, nullable=False),
+)
+
 revisions = Table(
     "revisions",
     metadata,

@@ -14,6 +14,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
 from proxy.store import Budget, BudgetSpent, UsageRow
+from proxy.store.admin_token import first_admin_token
 from proxy.store.database import LOCK_TIMEOUT, MEMORY, READ_ONLY, lock, open_engine
 from proxy.store.directory import Directory, now, read_if_newer
 from proxy.store.ledger import Record, alive, gone, release_all, reserve, spent
@@ -35,8 +36,9 @@ _log = structlog.get_logger("ezat.store")
 class Store:
     """Keys, organizations, budgets and the ledger."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, on_recorded: Callable[[UsageRow], None] = lambda row: None) -> None:
         self._url = url
+        self._on_recorded = on_recorded
         self._engine = open_engine(url)
         self._writer = Writer(self._engine)
         self._reader = ThreadPoolExecutor(1, "ezat-reads")
@@ -46,6 +48,8 @@ class Store:
         self._reserving: set[str] = set()
         self.directory = Directory()
         """The keys and organizations of the database, as they were at the last look."""
+        self.new_admin_token: str | None = None
+        """The text of the operator's token, where the start has made the first one."""
         self.id = uuid_utils.uuid4().hex
         """This gateway, among those that share the store."""
 
@@ -61,6 +65,7 @@ class Store:
         self._writer.start()
         # what a gateway that was killed has reserved in a file of its own can be given back at once
         await self._writer.submit(alive(self.id, now(), DEAD if self._lock is None else None))
+        self.new_admin_token = await self._writer.submit(first_admin_token)
         await self._refresh()
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(self._keep_fresh()), loop.create_task(self._beat())]
@@ -86,6 +91,11 @@ class Store:
         return self._writer.healthy and self.is_fresh
 
     @property
+    def backlog(self) -> tuple[int, float]:
+        """How much waits to be written, and for how many seconds the oldest of it has waited."""
+        return self._writer.backlog
+
+    @property
     def is_fresh(self) -> bool:
         """Whether the directory was read lately."""
         return asyncio.get_running_loop().time() - self._read_at < STALE
@@ -93,11 +103,13 @@ class Store:
     async def record(self, row: UsageRow, charged: Sequence[Budget]) -> None:
         """Write a row durably, charge its budgets and give back what was reserved. Raises StoreDown."""
         await self._writer.record(Record(row, charged))
+        self._on_recorded(row)
         self._reserving.discard(row.request_id)
 
     def record_later(self, row: UsageRow, charged: Sequence[Budget]) -> None:
         """The same, where nobody waits for it."""
         self._writer.later(Record(row, charged))
+        self._on_recorded(row)
 
     async def check(self, charged: Sequence[Budget]) -> None:
         """Whether anything is left of budgets. Raises BudgetSpent, StoreDown."""

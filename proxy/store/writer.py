@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from time import monotonic
 from typing import Any, TypeVar
 
 import structlog
@@ -50,6 +51,7 @@ class _Waiting:
     result: asyncio.Future[Any] | None
     """None for a job that nobody waits for: it is tried until it succeeds."""
     failures: int = field(default=0)
+    since: float = field(default_factory=monotonic)
 
 
 class Writer:
@@ -63,12 +65,19 @@ class Writer:
         self._task: asyncio.Task[None] | None = None
         self._stopping = False
         self._known: set[Budget] = set()
+        self._writing: Sequence[_Waiting] = ()
         self.healthy = True
         """Whether the last batch was written."""
 
     def start(self) -> None:
         """Begin to write."""
         self._task = asyncio.get_running_loop().create_task(self._run())
+
+    @property
+    def backlog(self) -> tuple[int, float]:
+        """How many jobs aren't written yet, and the age of the oldest in seconds."""
+        since = [waiting.since for waiting in (*self._writing, *self._queue)]
+        return len(since), monotonic() - min(since) if since else 0.0
 
     async def submit(self, job: Callable[[Connection], T]) -> T:
         """Run a job; it is committed when this returns. Raises StoreDown."""
@@ -124,9 +133,11 @@ class Writer:
             batch = [each for each in taken if each.result is None or not each.result.done()]  # else it was given up
             if not batch:
                 continue
+            self._writing = batch
             work = asyncio.get_running_loop().run_in_executor(self._thread, self._write, batch)
             for waiting, outcome in zip(batch, await asyncio.shield(work), strict=True):
                 self._settle(waiting, outcome)
+            self._writing = ()
             if not self.healthy:
                 if self._stopping:
                     return

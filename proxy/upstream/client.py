@@ -46,6 +46,9 @@ def _version() -> str:
         return "0"
 
 
+VERSION = _version()
+
+
 @dataclass(frozen=True, slots=True)
 class Timeouts:
     """Seconds for connecting, until a stream's first event, and for a stream's silences."""
@@ -62,6 +65,8 @@ class Upstream:
         self.name = name
         self.base_url = base_url
         self.secret = settings.api_key.get_secret_value() if settings.api_key else None
+        self.identity = (name, base_url, settings.auth, self.secret or "")
+        """What a change of makes it another: what one has learned of its health counts no more."""
         self.proxy = settings.proxy
         self.ssl: ssl.SSLContext | bool = True
         if settings.ca_file is not None:
@@ -69,7 +74,7 @@ class Upstream:
         self.headers = {
             "content-type": "application/json",
             "accept-encoding": "identity",
-            "user-agent": f"ezat-router/{_version()}",
+            "user-agent": f"ezat-router/{VERSION}",
             "anthropic-version": settings.version,
             **settings.headers,
         }

@@ -7,14 +7,14 @@ The body is encoded once, with a slot for the name.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 import structlog
 
 from proxy.answer import Answer
 from proxy.document import RequestDocument
-from proxy.errors import Kind
+from proxy.errors import GatewayError, Kind
 from proxy.exchange import Exchange
 from proxy.jsonbytes import replaced, top_level
 from proxy.jsontext import JsonError, decode, encode
@@ -30,6 +30,7 @@ from proxy.upstream.stream import MessageStream
 
 PATHS = {Route.COUNT_TOKENS: "/v1/messages/count_tokens"}
 USUAL_PATH = "/v1/messages"
+OnFailure = Callable[[Deployment, UpstreamFault], None]
 T = TypeVar("T")
 
 _log = structlog.get_logger("ezat.upstream")
@@ -38,12 +39,36 @@ _log = structlog.get_logger("ezat.upstream")
 class Deployments:
     """Sends exchanges to the deployments of their models, to the next one where one fails before its first event."""
 
-    def __init__(self, upstreams: Mapping[str, Upstream], client: UpstreamClient, request_timeout: float) -> None:
+    def __init__(
+        self,
+        models: Iterable[Model],
+        upstreams: Mapping[str, Upstream],
+        client: UpstreamClient,
+        request_timeout: float,
+        *,
+        on_failure: OnFailure | None = None,
+        before: Deployments | None = None,
+    ) -> None:
+        """``before`` are those of the configuration until now: a deployment that stays keeps its health."""
         self._upstreams = upstreams
         self._client = client
         self._request_timeout = request_timeout
         """Seconds for a whole answer, whichever deployment gives it; after them no further one is asked."""
+        self._on_failure = on_failure
+        self._by_identity: dict[tuple[str, ...], Health] = {}
         self._health: dict[tuple[str, Deployment], Health] = {}
+        known = before._by_identity if before is not None else {}
+        for model in models:
+            for deployment in model.deployments:
+                identity = (model.id, deployment.model, *upstreams[deployment.upstream].identity)
+                health = known.get(identity) or self._by_identity.get(identity) or Health(None)
+                health.max_parallel = deployment.max_parallel
+                self._by_identity[identity] = self._health[model.id, deployment] = health
+
+    def health(self) -> Iterator[tuple[str, Deployment, Health]]:
+        """Each deployment with its model's id and its health."""
+        for (model, deployment), health in self._health.items():
+            yield model, deployment, health
 
     async def whole(self, exchange: Exchange) -> Answer:
         """A whole answer. Raises UpstreamFault."""
@@ -91,7 +116,7 @@ class Deployments:
         faults: list[UpstreamFault] = []
         clock = asyncio.get_running_loop().time
         for deployment in self._in_turn(exchange):
-            health = self._health_of(exchange.model, deployment)
+            health = self._health[exchange.model.id, deployment]
             if health.is_full or (faults and clock() >= deadline):
                 continue
             exchange.deployment = deployment
@@ -107,6 +132,8 @@ class Deployments:
                 health.failed(attempt, fault.retry_after)
                 faults.append(fault)
                 _log_fault(exchange, deployment, fault)
+                if self._on_failure is not None:
+                    self._on_failure(deployment, fault)
                 continue
             except BaseException:
                 health.end()
@@ -119,22 +146,20 @@ class Deployments:
 
     def _in_turn(self, exchange: Exchange) -> Iterator[Deployment]:
         """The deployments in the order to ask them: the cooling ones last, as they are when the turn comes."""
-        deployments = exchange.model.deployments
+        model = exchange.model
+        deployments = model.deployments
+        if exchange.route is Route.COUNT_TOKENS:
+            deployments = tuple(each for each in deployments if each.counts_tokens)
+            if not deployments:
+                raise GatewayError(Kind.PATH_NOT_FOUND, f"no upstream of the model `{model.id}` counts tokens")
         if len(deployments) == 1:
             yield deployments[0]
             return
         waiting = by_preference(deployments, conversation_name(exchange))
         while waiting:
-            found = next((each for each in waiting if not self._health_of(exchange.model, each).is_cooling), waiting[0])
+            found = next((each for each in waiting if not self._health[model.id, each].is_cooling), waiting[0])
             waiting.remove(found)
             yield found
-
-    def _health_of(self, model: Model, deployment: Deployment) -> Health:
-        key = (model.id, deployment)
-        health = self._health.get(key)
-        if health is None:
-            health = self._health[key] = Health(deployment.max_parallel)
-        return health
 
 
 def worst(faults: Sequence[UpstreamFault]) -> UpstreamFault:

@@ -26,10 +26,10 @@ class Attempt:
 class Health:
     """The state of one deployment."""
 
-    __slots__ = ("_clock", "_cooling", "_failures", "_max_parallel", "_probe", "_until", "active")
+    __slots__ = ("_clock", "_cooling", "_failures", "_probe", "_until", "active", "max_parallel")
 
     def __init__(self, max_parallel: int | None, clock: Callable[[], float] = time.monotonic) -> None:
-        self._max_parallel = max_parallel
+        self.max_parallel = max_parallel
         self._clock = clock
         self._until = 0.0
         self._cooling = 0.0
@@ -46,7 +46,7 @@ class Health:
     @property
     def is_full(self) -> bool:
         """Whether it answers as many requests as it may."""
-        return self._max_parallel is not None and self.active >= self._max_parallel
+        return self.max_parallel is not None and self.active >= self.max_parallel
 
     def begin(self) -> Attempt:
         """Take a place. What the attempt comes to is told by one of ``succeeded``, ``failed`` and ``left``."""

@@ -1,0 +1,122 @@
+"""What a reload would change: the differences of two configurations, for people.
+
+Nothing secret is shown: of what may be a secret only that it was changed. In a plugin's settings that is every text,
+since the engine doesn't know which of them are keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel, SecretStr
+
+from proxy.settings import Config, DeploymentSettings, ModelSettings, PluginEntry
+
+NEEDS_RESTART = (
+    "server.host",
+    "server.port",
+    "server.workers",
+    "server.admin",
+    "store",
+    "limiter",
+)
+"""What was opened at the start and is not opened again: a reload that would change it is refused."""
+_NOT_COMPARED = frozenset({"loc"})
+
+
+class Change(NamedTuple):
+    """One difference: where it is, and what it is in words."""
+
+    path: str
+    words: str
+
+    @property
+    def needs_restart(self) -> bool:
+        return any(self.path == name or self.path.startswith(f"{name}.") for name in NEEDS_RESTART)
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.words}{' (needs a restart)' if self.needs_restart else ''}"
+
+
+def changes(old: Config, new: Config) -> list[Change]:
+    """All differences, in the order of the settings."""
+    return list(_compared(old, new, "", hidden=False))
+
+
+def _compared(old: Any, new: Any, path: str, *, hidden: bool) -> Iterator[Change]:
+    if isinstance(old, BaseModel) and type(old) is type(new):
+        within = hidden or isinstance(old, PluginEntry)
+        for name, field in type(old).model_fields.items():
+            if name not in _NOT_COMPARED:
+                yield from _compared(
+                    getattr(old, name), getattr(new, name), _joined(path, name), hidden=within or not field.repr
+                )
+        return
+    before, after = _by_name(old), _by_name(new)
+    if before is not None and after is not None and (before or after):
+        yield from _compared_members(before, after, path, hidden=hidden)
+    elif old != new:
+        yield Change(path, _words(old, new, hidden=hidden))
+
+
+def _compared_members(
+    before: Mapping[str, Any], after: Mapping[str, Any], path: str, *, hidden: bool
+) -> Iterator[Change]:
+    for name in (*before, *(name for name in after if name not in before)):
+        inner = _joined(path, name)
+        if name not in after:
+            yield Change(inner, "removed")
+        elif name not in before:
+            yield Change(inner, "added")
+        else:
+            yield from _compared(before[name], after[name], inner, hidden=hidden)
+    stayed = [name for name in before if name in after]
+    order = [name for name in after if name in before]
+    if stayed != order and path.rpartition(".")[2] != "settings":
+        yield Change(path, f"order {', '.join(stayed)} → {', '.join(order)}")
+
+
+def _by_name(value: Any) -> dict[str, Any] | None:
+    """The members of what has named ones; None for what is compared as a whole."""
+    if isinstance(value, Mapping):
+        return {str(name): member for name, member in value.items()}
+    if isinstance(value, list | tuple):
+        names = [_name_of(member) for member in value]
+        if None not in names and len(set(names)) == len(names):
+            return dict(zip(map(str, names), value, strict=True))
+    return None
+
+
+def _name_of(member: Any) -> str | None:
+    if isinstance(member, ModelSettings):
+        return member.id
+    if isinstance(member, DeploymentSettings):
+        return f"{member.upstream}/{member.model}"
+    if isinstance(member, PluginEntry):
+        return member.name
+    if isinstance(member, Mapping) and isinstance(member.get("name"), str):
+        return str(member["name"])
+    return None
+
+
+def _words(old: Any, new: Any, *, hidden: bool) -> str:
+    if isinstance(old, bool | int | float | None) and isinstance(new, bool | int | float | None):
+        return f"{_shown(old)} → {_shown(new)}"
+    if hidden or isinstance(old, SecretStr) or isinstance(new, SecretStr):
+        return "added" if old is None else "removed" if new is None else "changed"
+    return f"{_shown(old)} → {_shown(new)}"
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return f"[{', '.join(map(_shown, value))}]"
+    return str(value)
+
+
+def _joined(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name

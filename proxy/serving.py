@@ -1,0 +1,159 @@
+"""Serving as a process: from a configuration to the exit code, with the signals that an operator sends.
+
+SIGTERM and SIGINT: stop, a second one at once. SIGHUP: reload; before the start is over and during the stop there is
+nothing to reload, so it is ignored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import click
+import structlog
+
+from proxy import logs
+from proxy.background import Background
+from proxy.errors import CannotStart
+from proxy.first_run import greeting
+from proxy.reloading import Load, Loaded, Reloader
+from proxy.server import Gateway
+
+METRICS_TURN = 5.0
+"""Seconds between two looks at what is a state, for the metrics that several workers share."""
+LOG_SECONDS = 2.0
+"""Seconds for the rest of the log to be written at the end."""
+_log = structlog.get_logger("ezat.server")
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """What a process knows of its place among several that serve one port; the first one serves the operator, too."""
+
+    number: int
+    port: int
+    supervisor: int
+    """The process that looks after them; what all have to do is told to it."""
+    supervisor_pipe: int
+    """Ends with that process."""
+    tell_ready: Callable[[], object]
+
+    @property
+    def is_first(self) -> bool:
+        return self.number == 1
+
+
+async def serve(loaded: Loaded, load: Load, worker: Worker | None = None) -> int:
+    """Serve until SIGTERM or SIGINT; the exit code. ``load`` reads the configuration again. It raises ConfigError."""
+    log = logs.set_up(pretty=sys.stderr.isatty())
+    config, models, pipeline = loaded
+    gateway = Gateway(
+        config,
+        models,
+        pipeline,
+        shared_port=None if worker is None else worker.port,
+        has_admin=worker is None or worker.is_first,
+    )
+    gateway.metrics.lines_dropped = lambda: log.dropped
+    stop, tasks = asyncio.Event(), Background()
+
+    def asked_to_stop() -> None:
+        if stop.is_set():
+            gateway.stop_at_once()
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, asked_to_stop)
+    _on_hangup(_nothing)
+    if worker is not None:
+        asyncio.get_running_loop().add_reader(worker.supervisor_pipe, stop.set)
+    try:
+        if await _started(gateway, stop):
+            _look_after(gateway, Reloader(gateway, load), tasks, worker)
+            _greet(gateway, worker)
+            await stop.wait()
+        return 0
+    except CannotStart as error:
+        click.echo(f"the gateway can't start: {error}", err=True)
+    except OSError as error:
+        click.echo(f"the gateway can't start: {error.strerror or error}", err=True)
+    except Exception as error:
+        click.echo(f"the gateway can't start: {type(error).__name__}: {error}", err=True)
+    finally:
+        _on_hangup(_nothing)
+        if worker is not None:
+            asyncio.get_running_loop().remove_reader(worker.supervisor_pipe)
+        await tasks.drain(0)
+        await gateway.stop()
+        log.close(LOG_SECONDS)
+    return 1
+
+
+async def _started(gateway: Gateway, stop: asyncio.Event) -> bool:
+    """Whether it has started; not, where a stop was asked for meanwhile. Raises what ``Gateway.start`` does."""
+    starting = asyncio.ensure_future(gateway.start())
+    stopped = asyncio.ensure_future(stop.wait())
+    await asyncio.wait({starting, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    stopped.cancel()
+    if not starting.done():
+        starting.cancel()
+        await asyncio.wait({starting})
+    if starting.cancelled():
+        return False
+    starting.result()
+    return True
+
+
+def _look_after(gateway: Gateway, reloader: Reloader, tasks: Background, worker: Worker | None) -> None:
+    """What happens beside the requests: reloads, and with several workers the figures that they share."""
+    _on_hangup(lambda: tasks.spawn(reloader.reload()))
+
+    async def changed() -> None:
+        if worker is None:
+            await reloader.reload()
+        else:
+            os.kill(worker.supervisor, signal.SIGHUP)
+
+    if worker is None or worker.is_first:
+        tasks.spawn(reloader.watch(changed))
+    if gateway.admin is not None:
+        gateway.admin.plan = reloader.plan
+    if worker is not None:
+        tasks.spawn(_look_now_and_then(gateway))
+
+
+async def _look_now_and_then(gateway: Gateway) -> None:
+    while True:
+        gateway.look()
+        await asyncio.sleep(METRICS_TURN)
+
+
+def _greet(gateway: Gateway, worker: Worker | None) -> None:
+    """Say what is there. With several workers the first one speaks for all; a token is shown by whoever has made it."""
+    server, admin = gateway.config.server, gateway.admin
+    if worker is None or worker.is_first:
+        click.echo(gateway.pipeline.described() + "\n")
+        click.echo(greeting(gateway.config, f"{_url(server.host, gateway.port)}{server.base_path}"))
+    if admin is not None:
+        click.echo(f"For the operator, with the admin token: {_url(server.admin.host, admin.port)}/metrics")
+    if gateway.new_admin_token is not None:
+        click.echo(f"The admin token, shown only this once: {gateway.new_admin_token}")
+    sys.stdout.flush()
+    if worker is not None:
+        worker.tell_ready()
+
+
+def _url(host: str, port: int) -> str:
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def _on_hangup(act: Callable[[], object]) -> None:
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, act)
+
+
+def _nothing() -> None:
+    return
