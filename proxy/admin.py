@@ -26,6 +26,7 @@ from proxy.store.store import Store
 
 MOST_BYTES = 2**16
 KEEPALIVE = 75.0
+METHODS: Mapping[str, tuple[str, ...]] = {"/healthz": ("GET", "HEAD"), "/metrics": ("GET", "HEAD"), "/plan": ("POST",)}
 RENDERED_FOR = 1.0
 """Seconds for which the metrics are not made anew: a hundred scrapers at once cost as much as one."""
 STOP_SECONDS = 1.0
@@ -71,15 +72,18 @@ class Admin:
 
     async def _answer_known(self, request: web.BaseRequest) -> web.Response:
         path, method = request.rel_url.raw_path, request.method
-        if path == "/healthz":
-            return _json({"status": "ok"})
-        allowed = {"/metrics": ("GET", "HEAD"), "/plan": ("POST",)}.get(path)
+        allowed = METHODS.get(path)
         if allowed is None:
             raise GatewayError(Kind.PATH_NOT_FOUND, "there is nothing here; there are /metrics, /plan and /healthz")
-        self._check_token(request)
+        if path != "/healthz":
+            self._check_token(request)
         if method not in allowed:
             message = f"this path takes {', '.join(allowed)}, not {method[:16]}"
             raise GatewayError(Kind.METHOD_NOT_ALLOWED, message, headers={"allow": ", ".join(allowed)})
+        if (request.content_length or 0) > MOST_BYTES:
+            raise GatewayError(Kind.TOO_LARGE, "nothing here takes so large a body")
+        if path == "/healthz":
+            return _json({"status": "ok"})
         if path == "/metrics":
             return web.Response(body=self._metrics_now(), headers={"content-type": CONTENT_TYPE})
         if self.plan is None:

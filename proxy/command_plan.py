@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,19 +31,28 @@ def admin_url(path: Path) -> str:
 async def show_plan(url: str, token: str) -> int:
     """Ask, and print the answer; the exit code: 1 where a reload would be refused, or nobody answers."""
     timeout = aiohttp.ClientTimeout(total=SECONDS)
-    headers = {"authorization": f"Bearer {token}"}
+    headers = {"authorization": f"Bearer {token.strip()}"}
     try:
         async with (
             aiohttp.ClientSession(timeout=timeout) as session,
-            session.post(f"{url}/plan", headers=headers) as answer,
+            session.post(f"{url.rstrip('/')}/plan", headers=headers) as answer,
         ):
-            told: dict[str, Any] = await answer.json()
+            told: Any = await answer.json()
     except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-        click.echo(f"no gateway answers on its admin listener, {url}: {error}", err=True)
+        click.echo(f"no gateway answers on its admin listener, {url}: {error or type(error).__name__}", err=True)
         return 1
-    if "error" in told:
-        click.echo(f"the gateway refuses to tell: {told['error']['message']}", err=True)
-        return 1
+    match told:
+        case {"error": {"message": str(message)}}:
+            click.echo(f"the gateway refuses to tell: {message}", err=True)
+            return 1
+        case {"changes": [*_], "refused": _}:
+            return _show(told)
+        case _:
+            click.echo(f"what answers at {url} is no gateway's admin listener", err=True)
+            return 1
+
+
+def _show(told: Mapping[str, Any]) -> int:
     for change in told["changes"]:
         click.echo(f"{change['path']}: {change['change']}{' (needs a restart)' if change['needs_restart'] else ''}")
     if told["refused"]:

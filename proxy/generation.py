@@ -15,21 +15,24 @@ from aiohttp import web
 
 from proxy.background import Background
 from proxy.built_in import BuiltIn
+from proxy.errors import CannotStart
 from proxy.limits import Limiter
 from proxy.loading import Pipeline
 from proxy.metrics import Metrics
 from proxy.models import ModelTable
+from proxy.pipeline import COMPLETE_TIMEOUT
 from proxy.plugin import Plugin, Services
 from proxy.public import Public
 from proxy.running import Running
-from proxy.settings import Config
+from proxy.settings import Config, UpstreamSettings
 from proxy.store.store import Store
 from proxy.upstream.client import Timeouts, Upstream, UpstreamClient
 from proxy.upstream.deployments import Deployments
+from proxy.yaml_source import Loc
 
 _log = structlog.get_logger("ezat.server")
 LINGER = 2.0
-"""Seconds for what is still to be recorded when the last request has ended."""
+"""Seconds for what is still to be recorded when the last request has ended and the gateway stops."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +72,7 @@ class Generation:
     async def start(self, before: Generation | None = None) -> None:
         """Make ready to answer; ``before`` is what served until now. Whatever it raises, ``end`` is still to be called.
 
-        Raises CannotStart, or what a plugin raises.
+        Raises CannotStart.
         """
         settings, shared = self.config.server, self._shared
         self._client = UpstreamClient(
@@ -77,7 +80,7 @@ class Generation:
         )
         urls = await shared.built_in.urls(sorted(self.built_in))
         upstreams = {
-            name: Upstream(name, each, urls.get(each.base_url, each.base_url))
+            name: self._upstream(name, each, urls.get(each.base_url, each.base_url))
             for name, each in self.config.upstreams.items()
         }
         self.deployments = Deployments(
@@ -90,13 +93,14 @@ class Generation:
         )
         self._session = aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar())
         services = Services(self.models, shared.limiter, shared.store, self._session)
-        for plugin in self.pipeline.plugins:
+        entries = [entry for entry in self.config.plugins if entry.enabled]
+        for entry, plugin in zip(entries, self.pipeline.plugins, strict=True):
             self._started.append(plugin)
             try:
                 await plugin.start(services)
-            except Exception:
+            except Exception as error:
                 _log.exception("plugin failed", plugin=plugin.name, hook="start")
-                raise
+                raise self._cannot_start(entry.loc, f"can't start: {type(error).__name__}: {error}") from error
         self._public = Public(
             settings,
             self.models,
@@ -107,6 +111,17 @@ class Generation:
             shared.running,
             shared.metrics,
         )
+
+    def _upstream(self, name: str, settings: UpstreamSettings, base_url: str) -> Upstream:
+        """Raises CannotStart where its certificates can't be used."""
+        try:
+            return Upstream(name, settings, base_url)
+        except OSError as error:  # an SSLError is one
+            words = f"holds no certificates that can be used: {error.strerror}"
+            raise self._cannot_start(("upstreams", name, "ca_file"), words) from error
+
+    def _cannot_start(self, loc: Loc, words: str) -> CannotStart:
+        return CannotStart(str(self.config.source.problem(loc, words)))
 
     async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request of the public listener."""
@@ -122,7 +137,8 @@ class Generation:
     async def end(self) -> None:
         """Wait for its last exchange, then close what it has opened."""
         await self._idle.wait()
-        await self._tasks.drain(LINGER)
+        # A client may be gone whose answer is still being recorded. Only a stop is in a hurry.
+        await self._tasks.drain(LINGER if self._shared.running.draining else COMPLETE_TIMEOUT + LINGER)
         for plugin in reversed(self._started):
             try:
                 await plugin.stop()

@@ -9,7 +9,6 @@ library does so at every request, with a thread for each key.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 import time
 from collections import Counter
@@ -17,33 +16,17 @@ from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar, cast
 
-import redis.asyncio
 from limits import RateLimitItemPerMinute
 from limits.aio.storage import MemoryStorage, RedisStorage, SlidingWindowCounterSupport, Storage
 from limits.aio.strategies import MovingWindowRateLimiter, RateLimiter, SlidingWindowCounterRateLimiter
-from redis.exceptions import RedisError
 
 from proxy.exchange import Key, Limits
 
-REDIS_TIMEOUT = 2.0
-MOST_CONNECTIONS = 32
-LEASE = 120
-"""Seconds for which a place is kept without a renewal."""
-RENEWAL = 30
-PREFIX = "ezat"
 MINUTE = 60
 SWEEP = 60.0
 STEP_BACK = 1.0
 """Seconds by which the clock may be put back before what is counted in memory, by that clock, is forgotten."""
 T = TypeVar("T")
-
-_TAKE_PLACE = """
-redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', ARGV[1])
-if redis.call('ZCARD', KEYS[1]) >= tonumber(ARGV[2]) then return 0 end
-redis.call('ZADD', KEYS[1], ARGV[3], ARGV[4])
-redis.call('EXPIRE', KEYS[1], ARGV[5])
-return 1
-"""
 
 
 def owners(key: Key | None) -> Iterator[tuple[str, Limits]]:
@@ -94,7 +77,11 @@ class Places(Protocol):
 class Limiter:
     """Windows and places."""
 
-    def __init__(self, storage: Storage, places: Places) -> None:
+    def __init__(
+        self, storage: Storage, places: Places, failures: tuple[type[Exception], ...] = (OSError, TimeoutError)
+    ) -> None:
+        """``failures`` is what storage and places raise where they can't be asked."""
+        self._failures = failures
         self._requests = MovingWindowRateLimiter(storage)
         self._tokens = SlidingWindowCounterRateLimiter(storage)
         self._storage = storage
@@ -120,7 +107,7 @@ class Limiter:
         """Take a place for a running request; False where there is none. Raises LimiterDown."""
         try:
             return await self._places.take(name, most, request_id)
-        except (RedisError, OSError, TimeoutError) as error:
+        except self._failures as error:
             raise LimiterDown(type(error).__name__) from error
 
     def give_place_back(self, name: str, request_id: str) -> None:
@@ -139,7 +126,7 @@ class Limiter:
         key = RateLimitItemPerMinute(limit).key_for(name)
         try:
             counts = await self._whole(windows.get_sliding_window(key, MINUTE))
-        except (RedisError, OSError, TimeoutError) as error:
+        except self._failures as error:
             raise LimiterDown(type(error).__name__) from error
         return max(1, math.floor(seconds_until(tokens, limit, *counts)) + 1)
 
@@ -148,14 +135,14 @@ class Limiter:
             await self._look_after(self._memory)
         try:
             passed = await self._whole(windows.hit(RateLimitItemPerMinute(limit), name, cost=cost))
-        except (RedisError, OSError, TimeoutError) as error:
+        except self._failures as error:
             raise LimiterDown(type(error).__name__) from error
         return await self._window(windows, name, limit, passed=passed)
 
     async def _window(self, windows: RateLimiter, name: str, limit: int, *, passed: bool) -> Window:
         try:
             stats = await self._whole(windows.get_window_stats(RateLimitItemPerMinute(limit), name))
-        except (RedisError, OSError, TimeoutError) as error:
+        except self._failures as error:
             raise LimiterDown(type(error).__name__) from error
         reset = min(60, max(1, math.ceil(stats.reset_time - time.time())))
         return Window(limit, max(0, stats.remaining), reset, None if passed else reset)
@@ -220,73 +207,13 @@ class MemoryPlaces:
         return
 
 
-class RedisPlaces:
-    """Places that several gateways share: leases in a sorted set, by the time at which they run out."""
-
-    def __init__(self, url: str) -> None:
-        self.pool = redis.asyncio.BlockingConnectionPool.from_url(
-            url,
-            max_connections=MOST_CONNECTIONS,
-            timeout=REDIS_TIMEOUT,
-            socket_timeout=REDIS_TIMEOUT,
-            socket_connect_timeout=REDIS_TIMEOUT,
-            protocol=2,
-        )
-        """For what else asks this Redis; closed with the places. Where all are taken, one waits for its turn."""
-        self._redis = redis.asyncio.Redis(connection_pool=self.pool)
-        self._take = self._redis.register_script(_TAKE_PLACE)
-        self._held: set[tuple[str, str]] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._renewing: asyncio.Task[None] | None = None
-
-    async def take(self, name: str, most: int, request_id: str) -> bool:
-        if self._renewing is None:
-            self._renewing = asyncio.get_running_loop().create_task(self._renew())
-        now = time.time()
-        key = f"{PREFIX}:places:{name}"
-        taking = asyncio.ensure_future(self._take(keys=[key], args=[now, most, now + LEASE, request_id, LEASE]))
-        try:
-            taken = bool(await asyncio.shield(taking))
-        except asyncio.CancelledError:
-            taking.add_done_callback(lambda _: self.give_back(name, request_id))
-            raise
-        if taken:
-            self._held.add((name, request_id))
-        return taken
-
-    def give_back(self, name: str, request_id: str) -> None:
-        self._held.discard((name, request_id))
-        task = asyncio.get_running_loop().create_task(self._remove(name, request_id))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def close(self) -> None:
-        if self._renewing is not None:
-            self._renewing.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=REDIS_TIMEOUT)
-        await self._redis.aclose()
-        await self.pool.aclose()
-
-    async def _remove(self, name: str, request_id: str) -> None:
-        with contextlib.suppress(RedisError, OSError, TimeoutError):  # then the lease runs out
-            await self._redis.zrem(f"{PREFIX}:places:{name}", request_id)
-
-    async def _renew(self) -> None:
-        while True:
-            await asyncio.sleep(RENEWAL)
-            for name, request_id in list(self._held):
-                try:
-                    await self._redis.zadd(f"{PREFIX}:places:{name}", {request_id: time.time() + LEASE}, xx=True)
-                    await self._redis.expire(f"{PREFIX}:places:{name}", LEASE)
-                except (RedisError, OSError, TimeoutError):
-                    break
-
-
 def open_limiter(url: str) -> Limiter:
     """The limiter of a setting: ``memory``, or a Redis URL."""
     if url == "memory":
         return Limiter(MemoryStorage(), MemoryPlaces())
+    from proxy.redis_places import DOWN, PREFIX, RedisPlaces  # a library that nobody else needs stays unread
+
     places = RedisPlaces(url)
     options: dict[str, Any] = {"connection_pool": places.pool}
-    return Limiter(RedisStorage(f"async+{url}", implementation="redispy", key_prefix=PREFIX, **options), places)
+    storage = RedisStorage(f"async+{url}", implementation="redispy", key_prefix=PREFIX, **options)
+    return Limiter(storage, places, DOWN)

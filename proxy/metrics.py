@@ -89,13 +89,20 @@ METRICS: Mapping[str, Described] = {
 DESCRIPTIONS: Mapping[str, tuple[str, ...]] = {name: each.labels for name, each in METRICS.items()}
 """The labels of each metric."""
 TOKENS = ("input", "output", "cache_read", "cache_write_5m", "cache_write_1h")
-RELOADS = ("applied", "refused", "unchanged")
+REFUSED = "refused"
+RELOADS = ("applied", REFUSED, "unchanged")
 
 
 def share_through(folder: str) -> None:
     """Let the metrics that are made from now on be part of those of all processes that share the folder."""
     os.environ[FOLDER_VARIABLE] = folder
     values.ValueClass = values.MultiProcessValue()  # type: ignore[no-untyped-call]  # was chosen at the import
+
+
+def refused_reloads() -> Any:
+    """The counter of those alone, for a process without other metrics."""
+    each = METRICS["ezat_reloads_total"]
+    return each.make("ezat_reloads_total", each.text, each.labels, registry=None).labels(REFUSED)
 
 
 class _Series(dict[tuple[str, ...], Any]):
@@ -136,6 +143,8 @@ class Metrics:
         self.lines_dropped: Callable[[], int] = int
         """How many lines of the log were dropped so far."""
         self._known_to_be_dropped = 0
+        self.counts_every_reload = True
+        """Whether it counts those that were not refused, too; of several workers one does."""
 
     def request_ended(
         self, exchange: Exchange, outcome: Outcome, status: int, error: GatewayError | None, seconds: float
@@ -173,7 +182,8 @@ class Metrics:
 
     def reloaded(self, result: str) -> None:
         """A reload has come to its end: one of RELOADS."""
-        self._series["ezat_reloads_total"][result,].inc()
+        if self.counts_every_reload or result == REFUSED:
+            self._series["ezat_reloads_total"][result,].inc()
 
     def take_times(self, times: Mapping[Plugin, PluginTime]) -> None:
         """Add what plugins took since the last time."""

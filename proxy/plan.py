@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel, SecretStr
 
 from proxy.settings import Config, DeploymentSettings, ModelSettings, PluginEntry
+from proxy.yaml_source import shown
 
 NEEDS_RESTART = (
     "server.host",
@@ -40,8 +41,18 @@ class Change(NamedTuple):
 
 
 def changes(old: Config, new: Config) -> list[Change]:
-    """All differences, in the order of the settings."""
-    return list(_compared(old, new, "", hidden=False))
+    """All differences, in the order of the settings; then the files of which only the content is another."""
+    return [*_compared(old, new, "", hidden=False), *_renewed_certificates(old, new)]
+
+
+def _renewed_certificates(old: Config, new: Config) -> Iterator[Change]:
+    """Keys and models in files are compared as settings; of certificates there is only the name of the file."""
+    for name, upstream in new.upstreams.items():
+        before, file = old.upstreams.get(name), upstream.ca_file
+        if before is None or file is None or before.ca_file != file:
+            continue
+        if old.files.get(file) != new.files.get(file):
+            yield Change(f"upstreams.{name}.ca_file", "the file holds something else")
 
 
 def _compared(old: Any, new: Any, path: str, *, hidden: bool) -> Iterator[Change]:
@@ -63,8 +74,9 @@ def _compared(old: Any, new: Any, path: str, *, hidden: bool) -> Iterator[Change
 def _compared_members(
     before: Mapping[str, Any], after: Mapping[str, Any], path: str, *, hidden: bool
 ) -> Iterator[Change]:
+    told = shown if hidden else str
     for name in (*before, *(name for name in after if name not in before)):
-        inner = _joined(path, name)
+        inner = _joined(path, told(name))
         if name not in after:
             yield Change(inner, "removed")
         elif name not in before:
@@ -74,7 +86,7 @@ def _compared_members(
     stayed = [name for name in before if name in after]
     order = [name for name in after if name in before]
     if stayed != order and path.rpartition(".")[2] != "settings":
-        yield Change(path, f"order {', '.join(stayed)} → {', '.join(order)}")
+        yield Change(path, f"order {', '.join(map(told, stayed))} → {', '.join(map(told, order))}")
 
 
 def _by_name(value: Any) -> dict[str, Any] | None:

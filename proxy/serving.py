@@ -1,7 +1,8 @@
 """Serving as a process: from a configuration to the exit code, with the signals that an operator sends.
 
 SIGTERM and SIGINT: stop, a second one at once. SIGHUP: reload; before the start is over and during the stop there is
-nothing to reload, so it is ignored.
+nothing to reload, so it is ignored. A worker may get SIGTERM twice, from its supervisor and from whoever tells all
+processes: to it SIGINT alone means at once.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from proxy.first_run import greeting
 from proxy.reloading import Load, Loaded, Reloader
 from proxy.server import Gateway
 
+SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD}
+"""Those that a supervisor waits for. Its workers begin with them blocked, until they can obey."""
 METRICS_TURN = 5.0
 """Seconds between two looks at what is a state, for the metrics that several workers share."""
 LOG_SECONDS = 2.0
@@ -41,6 +44,8 @@ class Worker:
     supervisor_pipe: int
     """Ends with that process."""
     tell_ready: Callable[[], object]
+    tell_reloaded: Callable[[], object]
+    """To be called when another configuration was taken over."""
 
     @property
     def is_first(self) -> bool:
@@ -59,16 +64,18 @@ async def serve(loaded: Loaded, load: Load, worker: Worker | None = None) -> int
         has_admin=worker is None or worker.is_first,
     )
     gateway.metrics.lines_dropped = lambda: log.dropped
+    gateway.metrics.counts_every_reload = worker is None or worker.is_first
     stop, tasks = asyncio.Event(), Background()
 
-    def asked_to_stop() -> None:
-        if stop.is_set():
+    def asked_to_stop(number: signal.Signals) -> None:
+        if stop.is_set() and (worker is None or number == signal.SIGINT):
             gateway.stop_at_once()
         stop.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, asked_to_stop)
+        asyncio.get_running_loop().add_signal_handler(number, asked_to_stop, number)
     _on_hangup(_nothing)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     if worker is not None:
         asyncio.get_running_loop().add_reader(worker.supervisor_pipe, stop.set)
     try:
@@ -110,7 +117,12 @@ async def _started(gateway: Gateway, stop: asyncio.Event) -> bool:
 
 def _look_after(gateway: Gateway, reloader: Reloader, tasks: Background, worker: Worker | None) -> None:
     """What happens beside the requests: reloads, and with several workers the figures that they share."""
-    _on_hangup(lambda: tasks.spawn(reloader.reload()))
+
+    async def reload() -> None:
+        before = gateway.config
+        await reloader.reload()
+        if worker is not None and gateway.config is not before:
+            worker.tell_reloaded()
 
     async def changed() -> None:
         if worker is None:
@@ -118,6 +130,7 @@ def _look_after(gateway: Gateway, reloader: Reloader, tasks: Background, worker:
         else:
             os.kill(worker.supervisor, signal.SIGHUP)
 
+    _on_hangup(lambda: tasks.spawn(reload()))
     if worker is None or worker.is_first:
         tasks.spawn(reloader.watch(changed))
     if gateway.admin is not None:

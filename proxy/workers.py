@@ -18,22 +18,24 @@ import tempfile
 import time
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
+from typing import Any
 
 import click
 import orjson
 from prometheus_client.multiprocess import mark_process_dead
 
 from proxy.errors import CannotStart
-from proxy.metrics import share_through
+from proxy.metrics import refused_reloads, share_through
 from proxy.plan import changes
 from proxy.reloading import Load, Loaded
-from proxy.serving import Worker, serve
+from proxy.serving import SIGNALS, Worker, serve
 from proxy.yaml_source import ConfigError
 
-SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD}
+READY, RELOADED = b"!", b"+"
 TURN = 0.1
 """Seconds between two looks at what no signal tells: who is ready, who is due to begin again."""
 SHORTEST_PAUSE = 0.5
@@ -50,7 +52,8 @@ class _Seat:
 
     number: int
     pid: int = 0
-    ready_pipe: int = -1
+    pipe: int = -1
+    """What the worker tells: READY, RELOADED."""
     is_ready: bool = False
     edition: int = 0
     """Which of the configurations in force it has been told of."""
@@ -65,12 +68,15 @@ class Supervisor:
 
     def __init__(self, loaded: Loaded, load: Load) -> None:
         self._loaded = loaded
+        self._offered = loaded
+        """What workers were told to take over; in force as soon as one of them has."""
         self._load = load
         self._edition = 1
         self._seats = [_Seat(number) for number in range(1, loaded[0].server.workers + 1)]
         self._all_were_ready = False
         self._stop_until: float | None = None
         self._failed = False
+        self._refused_reloads: Any = None
         self._folder = ""
         self._port = 0
         self._alive = (-1, -1)
@@ -82,6 +88,8 @@ class Supervisor:
         self._alive = os.pipe()
         try:
             with _reserved(server.host, server.port) as self._port, tempfile.TemporaryDirectory() as self._folder:
+                share_through(self._folder)
+                self._refused_reloads = refused_reloads()
                 while not (self._stop_until is not None and all(not seat.pid for seat in self._seats)):
                     self._begin_those_due()
                     got = signal.sigtimedwait(SIGNALS, TURN)
@@ -100,22 +108,29 @@ class Supervisor:
             self._reload()
 
     def _stop(self) -> None:
-        patience = self._loaded[0].server.shutdown_timeout + MORE_THAN_SHUTDOWN
-        self._stop_until = self._stop_until or time.monotonic() + patience
+        if self._stop_until is not None:
+            self._tell_all(signal.SIGINT)
+            return
+        self._stop_until = time.monotonic() + self._loaded[0].server.shutdown_timeout + MORE_THAN_SHUTDOWN
         self._tell_all(signal.SIGTERM)
 
     def _reload(self) -> None:
         """Judge the configuration once for all; each worker then takes it over by itself."""
         try:
             loaded = self._load()
-            fixed = [str(change) for change in changes(self._loaded[0], loaded[0]) if change.needs_restart]
-            reason = "; ".join(fixed)
+            found = changes(self._loaded[0], loaded[0])
+            reason = "; ".join(str(change) for change in found if change.needs_restart)
         except ConfigError as error:
             reason = str(error)
+        except Exception as error:  # whatever it is, the workers go on
+            reason = f"{type(error).__name__}: {error}"
         if reason:
+            self._refused_reloads.inc()
             _log("error", "the configuration was not reloaded, the present one stays", reason=reason)
             return
-        self._loaded = loaded
+        self._offered = loaded
+        if not found:
+            self._loaded = loaded
         self._edition += 1
         for seat in self._seats:
             if seat.is_ready:
@@ -123,16 +138,25 @@ class Supervisor:
                 os.kill(seat.pid, signal.SIGHUP)
 
     def _begin_those_due(self) -> None:
+        """At the start the first one alone, so that what hinders all of them is told once."""
+        first = self._seats[0]
         for seat in self._seats:
-            if not seat.pid and self._stop_until is None and time.monotonic() >= seat.due:
+            may_begin = seat is first or first.is_ready or self._all_were_ready
+            if may_begin and not seat.pid and self._stop_until is None and time.monotonic() >= seat.due:
                 self._begin(seat)
 
     def _begin(self, seat: _Seat) -> None:
-        seat.ready_pipe, told = os.pipe()
-        os.set_blocking(seat.ready_pipe, False)
-        seat.began, seat.is_ready, seat.edition = time.monotonic(), False, self._edition
+        seat.pipe, told = os.pipe()
+        os.set_blocking(seat.pipe, False)
+        seat.began, seat.is_ready = time.monotonic(), False
+        seat.edition = self._edition if self._offered is self._loaded else 0
         sys.stdout.flush()
-        seat.pid = os.fork()
+        try:
+            seat.pid = os.fork()
+        except OSError as error:  # no memory, or too many processes
+            os.close(told)
+            self._ended(seat, error.strerror)
+            return
         if not seat.pid:
             self._work(seat, told)
         os.close(told)
@@ -144,19 +168,24 @@ class Supervisor:
             os.setpgid(0, 0)  # Ctrl-C is for the supervisor alone, which tells the workers
             os.close(self._alive[1])
             share_through(self._folder)
-            worker = Worker(seat.number, self._port, os.getppid(), self._alive[0], lambda: os.write(told, b"!"))
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+            tell_ready, tell_reloaded = partial(os.write, told, READY), partial(os.write, told, RELOADED)
+            worker = Worker(seat.number, self._port, os.getppid(), self._alive[0], tell_ready, tell_reloaded)
             code = asyncio.run(serve(self._loaded, self._load, worker))
         except BaseException:
             traceback.print_exc()
         finally:
-            sys.stdout.flush()
-            os._exit(code)
+            try:
+                sys.stdout.flush()
+            finally:
+                os._exit(code)
 
     def _look(self) -> None:
-        """Who has become ready, and who has ended?"""
+        """What have they told, and who has ended?"""
         for seat in self._seats:
-            if seat.pid and not seat.is_ready and _is_told(seat.ready_pipe):
+            told = _told(seat.pipe) if seat.pid else b""
+            if RELOADED in told:
+                self._loaded = self._offered
+            if READY in told:
                 seat.is_ready = True
                 if seat.edition != self._edition:
                     seat.edition = self._edition
@@ -169,14 +198,17 @@ class Supervisor:
         if self._stop_until is not None and time.monotonic() > self._stop_until:
             self._tell_all(signal.SIGKILL)
 
-    def _ended(self, seat: _Seat, code: int) -> None:
+    def _ended(self, seat: _Seat, code: int | str | None) -> None:
+        """``code``: that of its exit, or why it could not begin."""
         mark_process_dead(seat.pid, self._folder)  # type: ignore[no-untyped-call]
-        os.close(seat.ready_pipe)
+        os.close(seat.pipe)
         seat.pid, seat.is_ready = 0, False
         if self._stop_until is not None:
             self._failed = self._failed or code != 0
             return
-        if not self._all_were_ready:  # it has said why
+        if not self._all_were_ready:
+            if code != 1:  # else it has said why
+                click.echo(f"the gateway can't start: a worker has ended, with {code}", err=True)
             self._failed = True
             self._stop()
             return
@@ -197,26 +229,40 @@ def _reserved(host: str, port: int) -> Iterator[int]:
 
     The reservation is bound and doesn't listen, so that no connection goes there.
     """
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind, protocol) as alone:  # whoever shares the port already is somebody else
-            alone.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            alone.bind(address)
-            taken = alone.getsockname()
-        reservation = socket.socket(family, kind, protocol)
-        reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        reservation.bind(taken)
-    except OSError as error:
-        raise CannotStart(f"can't listen on {host}:{port}, server.port: {error.strerror or error}") from error
-    with reservation:
-        yield taken[1]
+    taken = port
+    with ExitStack() as reservations:
+        try:
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            for family, address in dict.fromkeys((each[0], each[4]) for each in found):
+                place = (address[0], taken, *address[2:])
+                with _bound(family, place, socket.SO_REUSEADDR) as alone:  # whoever shares the port is somebody else
+                    taken = alone.getsockname()[1]
+                place = (address[0], taken, *address[2:])
+                reservations.enter_context(_bound(family, place, socket.SO_REUSEPORT))
+        except (OSError, UnicodeError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise CannotStart(f"can't listen on {host}:{port}, server.port: {reason}") from error
+        yield taken
 
 
-def _is_told(pipe: int) -> bool:
+def _bound(family: int, place: tuple[Any, ...], option: int) -> socket.socket:
+    bound = socket.socket(family, socket.SOCK_STREAM)
     try:
-        return bool(os.read(pipe, 1))
+        bound.setsockopt(socket.SOL_SOCKET, option, 1)
+        if family == socket.AF_INET6:
+            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)  # as those that will listen
+        bound.bind(place)
+    except BaseException:
+        bound.close()
+        raise
+    return bound
+
+
+def _told(pipe: int) -> bytes:
+    try:
+        return os.read(pipe, 256)
     except BlockingIOError:
-        return False
+        return b""
 
 
 def _log(level: str, event: str, **fields: object) -> None:

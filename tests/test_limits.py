@@ -18,7 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy import limits as limits_module
-from proxy.limits import LEASE, Limiter, LimiterDown, open_limiter, seconds_until
+from proxy import redis_places
+from proxy.limits import Limiter, LimiterDown, open_limiter, seconds_until
+from proxy.redis_places import LEASE
 from tests.process import eventually
 from tests.store import servers
 
@@ -332,7 +334,7 @@ async def test_a_limiter_that_cannot_be_asked_says_so() -> None:
 
 async def test_a_limiter_goes_on_when_redis_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """Redis gone, hanging, and back under the same address: the very next request is counted again."""
-    monkeypatch.setattr(limits_module, "REDIS_TIMEOUT", 0.2)
+    monkeypatch.setattr(redis_places, "REDIS_TIMEOUT", 0.2)
     server = servers.redis_server()
     limiter, name = open_limiter(server.url), uuid_utils.uuid4().hex
     await limiter.hit(name, 5)

@@ -17,6 +17,8 @@ from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.pool import StaticPool
 
+from proxy.jsontext import encode
+
 LOCK_TIMEOUT = 5.0
 """Seconds to wait for a locked database, and for a connection to one."""
 MEMORY = "sqlite:///:memory:"
@@ -31,6 +33,8 @@ _POSTGRES = {
     "keepalives_interval": 2,
     "keepalives_count": 3,
 }
+_JSON: dict[str, Any] = {"json_serializer": lambda value: encode(value).decode()}
+"""A provider's own counts are kept digit for digit, as everything that is passed on."""
 
 
 class StoreInUse(Exception):
@@ -40,14 +44,14 @@ class StoreInUse(Exception):
 def open_engine(url: str) -> Engine:
     """The engine of a store's URL. Connects to nothing yet."""
     if url == MEMORY:
-        engine = create_engine("sqlite://", poolclass=StaticPool, connect_args={"check_same_thread": False})
+        engine = create_engine("sqlite://", poolclass=StaticPool, connect_args={"check_same_thread": False}, **_JSON)
     elif url.startswith("sqlite:"):
         path_of(url).parent.mkdir(parents=True, exist_ok=True)
-        engine = create_engine(url, connect_args={"timeout": LOCK_TIMEOUT})
+        engine = create_engine(url, connect_args={"timeout": LOCK_TIMEOUT}, **_JSON)
         event.listen(engine, "begin", _check_file)
     else:
         postgres = "postgresql+psycopg://" + url.partition("://")[2]
-        return create_engine(postgres, pool_pre_ping=True, connect_args=_POSTGRES)
+        return create_engine(postgres, pool_pre_ping=True, connect_args=_POSTGRES, **_JSON)
     event.listen(engine, "connect", _set_up_sqlite)
     event.listen(engine, "begin", _begin)
     return engine

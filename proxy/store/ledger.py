@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import fields, replace
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Table, bindparam, delete, func, select, update
@@ -19,6 +20,8 @@ from proxy.store.database import take_turns
 from proxy.store.schema import budgets, gateways, reservations, usage
 
 DAY = 86400
+_FIELDS = tuple(field.name for field in fields(UsageRow))
+_values = attrgetter(*_FIELDS)
 _COUNTED = {"preserve_rowcount": True}
 PROBE = "probe"
 PROBE_BYTES = 65536
@@ -58,7 +61,7 @@ def record_usual(connection: Connection, records: Sequence[Record], known: set[B
     Raises NotAsUsual, and then the transaction must be given up.
     """
     insert: Any = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
-    rows = [{**asdict(each.row), "day": int(each.row.at // DAY)} for each in records]
+    rows = [_columns(each.row) for each in records]
     result = connection.execute(insert(usage).on_conflict_do_nothing(), rows, execution_options=_COUNTED)
     charges: Counter[Budget] = Counter()
     for each in records:
@@ -80,7 +83,7 @@ def record_all(connection: Connection, records: Sequence[Record]) -> list[bool]:
     fresh = _insert_new(
         connection,
         usage,
-        [{**asdict(each.row), "day": int(each.row.at // DAY)} for each in records],
+        [_columns(each.row) for each in records],
         usage.c.request_id,
     )
     spent: Counter[Budget] = Counter()
@@ -244,6 +247,12 @@ def _add(connection: Connection, changes: Sequence[tuple[Budget, int, int]]) -> 
         ]
         return int(connection.execute(_ADD, rows).rowcount)
     return 0
+
+
+def _columns(row: UsageRow) -> dict[str, Any]:
+    columns = dict(zip(_FIELDS, _values(row), strict=True))
+    columns["day"] = int(row.at // DAY)
+    return columns
 
 
 def _key(budget: Budget) -> dict[str, str]:

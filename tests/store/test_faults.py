@@ -19,7 +19,7 @@ import psycopg
 import pytest
 from sqlalchemy import Connection, Engine, event
 
-from proxy import limits as limits_module
+from proxy import redis_places
 from proxy.errors import CannotStart
 from proxy.store import database as database_module
 from proxy.store import writer as writer_module
@@ -140,7 +140,7 @@ FAULTS: dict[str, tuple[str, Fault]] = {
 @pytest.fixture
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Times as a test can wait for them."""
-    monkeypatch.setattr(writer_module, "PATIENCE", 0.5)
+    monkeypatch.setattr(writer_module, "PATIENCE", 1.5)
     monkeypatch.setattr(writer_module, "PAUSE", 0.05)
     monkeypatch.setattr(database_module, "LOCK_TIMEOUT", 0.2)
     options = "-c lock_timeout=200 -c statement_timeout=400"
@@ -419,7 +419,7 @@ async def test_a_limiter_that_fails_and_comes_back(
 ) -> None:
     """While Redis is gone, requests of limited keys are a 503 with retry-after and reach no upstream; a running answer
     ends well and is recorded; when it is back, they are served again, and no place is taken for good."""
-    monkeypatch.setattr(limits_module, "REDIS_TIMEOUT", 0.2)
+    monkeypatch.setattr(redis_places, "REDIS_TIMEOUT", 0.2)
     gate = asyncio.Event()
     limiter = servers.redis_server().url
     async with (

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from alembic.autogenerate import compare_metadata
+from alembic.config import Config
 from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, inspect, text
 
+from proxy.store import migrations
 from proxy.store.database import open_engine
 from proxy.store.migrations import StoreTooNew, migrate
 from proxy.store.schema import metadata
 from proxy.store.store import Store
 from proxy.store.writer import StoreDown
+from tests.process import REPOSITORY
 from tests.store import servers
 from tests.store.gateways import from_store, in_store
 from tests.store.rows import ACME, row
@@ -44,6 +50,28 @@ def test_an_empty_database_becomes_what_the_code_expects(engine: Engine) -> None
     with engine.connect() as connection:
         context = MigrationContext.configure(connection, opts={"compare_type": True})
         assert [] == compare_metadata(context, metadata)
+
+
+def test_the_newest_version_is_the_last_of_the_folder() -> None:
+    """What a start takes for up to date is what Alembic brings a database to."""
+    config = Config()
+    config.set_main_option("script_location", str(Path(migrations.__file__).parent))
+
+    assert [migrations.NEWEST] == ScriptDirectory.from_config(config).get_heads()
+
+
+def test_a_start_with_nothing_to_bring_reads_no_alembic(engine: Engine, empty_url: str) -> None:
+    """Alembic stays out of the memory of a gateway whose database is up to date; so does what only Redis needs."""
+    migrate(engine)
+    script = (
+        "import sys, asyncio; from proxy.server import Gateway; from proxy.store.store import Store\n"
+        f"async def main():\n store = Store({empty_url!r}); await store.start(); await store.stop(1)\n"
+        "asyncio.run(main()); print(sorted({'alembic', 'redis'} & sys.modules.keys()))"
+    )
+
+    ended = subprocess.run([sys.executable, "-c", script], cwd=REPOSITORY, capture_output=True, text=True, check=True)
+
+    assert "[]" == ended.stdout.strip()
 
 
 def test_what_is_up_to_date_is_left_alone(engine: Engine) -> None:
