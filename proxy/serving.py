@@ -54,7 +54,7 @@ class Worker:
 
 async def serve(loaded: Loaded, load: Load, worker: Worker | None = None) -> int:
     """Serve until SIGTERM or SIGINT; the exit code. ``load`` reads the configuration again. It raises ConfigError."""
-    log = logs.set_up(pretty=sys.stderr.isatty())
+    log = logs.set_up(pretty=logs.on_terminal())
     config, models, pipeline = loaded
     gateway = Gateway(
         config,

@@ -68,6 +68,7 @@ async def test_e3_clients_that_leave_at_any_moment_leave_nothing_behind(
     upstream.scripts.clear()
     answer = await ask(gateway, MESSAGES, asked())
 
+    await eventually(lambda: whole <= {line["client_request_id"] for line in gateway.requests()[before:]})
     ids = [line["client_request_id"] for line in gateway.requests()[before:]]
     assert 200 == answer.status
     assert len(ids) == len(set(ids))

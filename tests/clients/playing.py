@@ -187,7 +187,8 @@ def check_input(case: str, tokens: int) -> Callable[[Played], None]:
 
 def check_known(played: Played, request_id: str | None) -> None:
     """A request of this id stands in the gateway's log."""
-    assert 1 == len(played.gateway.requests(request_id=request_id)), request_id
+    lines = asyncio.run(eventually(lambda: played.gateway.requests(request_id=request_id), 2))
+    assert 1 == len(lines), request_id
 
 
 def check_request_id(played: Played) -> None:
