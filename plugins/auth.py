@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import hmac
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Annotated, ClassVar, Self
 
-from pydantic import AwareDatetime, Field, SecretStr, model_validator
+from pydantic import AfterValidator, AwareDatetime, Field, SecretStr, model_validator
 
 from proxy.errors import GatewayError, Kind
 from proxy.exchange import KEY_PREFIX, Exchange, Key, Limits
@@ -43,12 +42,19 @@ class OrganizationSettings(Settings):
     """How many requests of its keys may be answered at the same time; left out: no limit."""
 
 
+def key_text(value: SecretStr) -> SecretStr:
+    text = value.get_secret_value()
+    if not (text.startswith(KEY_PREFIX) and len(text) > len(KEY_PREFIX) and text.isascii()):
+        raise ValueError(f"must begin with {KEY_PREFIX} and go on")
+    return value
+
+
 class KeySettings(Settings):
     """A key that clients send."""
 
     name: Name
     """What it is called in logs and in the ledger."""
-    key: SecretStr
+    key: Annotated[SecretStr, AfterValidator(key_text)]
     """The key itself; it begins with ``ezat_sk_``."""
     organization: str | None = None
     """The organization that it belongs to."""
@@ -94,9 +100,6 @@ class AuthSettings(Settings):
         for number, key in enumerate(self.keys):
             if key.organization is not None and key.organization not in names:
                 yield f"keys[{number}].organization: {key.organization!r} is not among the organizations"
-            secret = key.key.get_secret_value()
-            if not (secret.startswith(KEY_PREFIX) and len(secret) > len(KEY_PREFIX) and secret.isascii()):
-                yield f"keys[{number}].key: must begin with {KEY_PREFIX} and go on"
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +221,7 @@ class Auth(Plugin):
         known = self._stored.get(digest)
         if known is None:
             stored = directory.keys.get(digest)
-            if stored is None or not hmac.compare_digest(stored.digest, digest):
+            if stored is None:
                 return None
             organization = directory.organizations.get(stored.organization or "")
             known = self._stored[digest] = _of_store(stored, organization, self._models)

@@ -39,60 +39,56 @@ class Loaded:
 
 def main(bundled: Mapping[str, type[Plugin]], arguments: Sequence[str]) -> None:
     """Run the command line. ``serve`` is meant where no command is named."""
-    _cli(bundled).main(args=list(arguments), prog_name="run.py")
+    _cli(bundled).main(args=_config_first(arguments), prog_name="run.py")
+
+
+def _config_first(arguments: Sequence[str]) -> list[str]:
+    """``--config FILE`` in front of the command, wherever it stood."""
+    found, rest = [], list(arguments)
+    for place, argument in enumerate(rest):
+        if argument == "--config" or argument.startswith("--config="):
+            end = place + (2 if argument == "--config" else 1)
+            found, rest = rest[place:end], rest[:place] + rest[end:]
+            break
+    return [*found, *rest]
 
 
 def _cli(bundled: Mapping[str, type[Plugin]]) -> click.Group:
-    where = click.option(
+    @click.group(invoke_without_command=True, help="EZAT Router: an LLM gateway. Without a command it serves.")
+    @click.option(
         "--config",
         "path",
         type=click.Path(path_type=Path),
         default=DEFAULT_CONFIG,
         show_default=True,
-        help="The configuration file.",
+        help="The configuration file; it may stand behind the command, too.",
     )
-
-    @click.group(invoke_without_command=True, help="EZAT Router: an LLM gateway. Without a command it serves.")
-    @where
     @click.pass_context
     def cli(context: click.Context, path: Path) -> None:
+        context.obj = path
         if context.invoked_subcommand is None:
-            serve_with(path)
-        else:
-            context.obj = path
-
-    def chosen(context: click.Context, path: Path) -> Path:
-        given = context.get_parameter_source("path") is not click.core.ParameterSource.DEFAULT
-        return path if given or context.obj is None else context.obj
-
-    def serve_with(path: Path) -> None:
-        sys.exit(_serve(path, bundled))
+            sys.exit(_serve(path, bundled))
 
     @cli.command("serve", help="Serve until SIGTERM or SIGINT; running requests may end.")
-    @where
-    @click.pass_context
-    def serve_command(context: click.Context, path: Path) -> None:
-        serve_with(chosen(context, path))
+    @click.pass_obj
+    def serve_command(path: Path) -> None:
+        sys.exit(_serve(path, bundled))
 
     @cli.command(help="Hold a conversation of three turns through a gateway of its own, and show what the cache does.")
-    @where
-    @click.pass_context
-    def demo(context: click.Context, path: Path) -> None:
-        sys.exit(asyncio.run(_demo(Loaded(chosen(context, path), bundled))))
+    @click.pass_obj
+    def demo(path: Path) -> None:
+        sys.exit(asyncio.run(_demo(Loaded(path, bundled))))
 
     @cli.command(help="Check the configuration and nothing else; exit code 1 if it can't be used.")
-    @where
-    @click.pass_context
-    def check(context: click.Context, path: Path) -> None:
-        path = chosen(context, path)
+    @click.pass_obj
+    def check(path: Path) -> None:
         loaded = Loaded(path, bundled)
         click.echo(f"{path}: {len(loaded.models)} models, {len(loaded.pipeline.plugins)} plugins, no problems")
 
     @cli.command(help="Print the chains of plugins, and what each plugin does.")
-    @where
-    @click.pass_context
-    def plugins(context: click.Context, path: Path) -> None:
-        loaded = Loaded(chosen(context, path), bundled)
+    @click.pass_obj
+    def plugins(path: Path) -> None:
+        loaded = Loaded(path, bundled)
         table = Table("plugin", "what it does", box=None)
         for name, purpose in loaded.pipeline.purposes():
             table.add_row(name, purpose)
@@ -100,12 +96,11 @@ def _cli(bundled: Mapping[str, type[Plugin]]) -> click.Group:
         click.echo("\n" + loaded.pipeline.described())
 
     @cli.command(help="Print what a reload would change in the running gateway, by its admin listener.")
-    @where
     @click.option("--admin", help="Where that listens, such as http://127.0.0.1:8788; by default as in the file.")
     @click.option("--token", envvar="EZAT_ADMIN_TOKEN", show_envvar=True, required=True, help="The admin token.")
-    @click.pass_context
-    def plan(context: click.Context, path: Path, admin: str | None, token: str) -> None:
-        sys.exit(asyncio.run(show_plan(admin or admin_url(chosen(context, path)), token)))
+    @click.pass_obj
+    def plan(path: Path, admin: str | None, token: str) -> None:
+        sys.exit(asyncio.run(show_plan(admin or admin_url(path), token)))
 
     add_store_commands(cli, DEFAULT_CONFIG)
     add_probe_command(cli, DEFAULT_CONFIG)

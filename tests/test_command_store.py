@@ -16,6 +16,8 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
+from plugins import BUNDLED
+from proxy.command import main
 from proxy.command_store import add_store_commands
 from proxy.store.directory import Directory, StoredKey, read_if_newer
 from proxy.store.ledger import Record, record_all
@@ -232,6 +234,23 @@ def test_a_store_that_cannot_be_reached_is_one_clear_sentence(tmp_path: Path) ->
     assert 1 == result.exit_code
     assert "the store can't be used now: OperationalError" in result.stderr
     assert "CANARY" not in result.output
+
+
+@pytest.mark.parametrize("place", [0, 1, 2], ids=["before the command", "within it", "behind it"])
+@pytest.mark.parametrize("written", ["--config {}", "--config={}"])
+def test_the_configuration_may_be_named_anywhere(
+    on_sqlite: World, place: int, written: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever forgets where an option belongs gets what he asked for, not what the default file holds."""
+    on_sqlite.output("keys", "create", "ann")
+    words = ["keys", "list"]
+    words[place:place] = written.format(on_sqlite.config).split(" ")
+
+    with pytest.raises(SystemExit) as ended:
+        main(BUNDLED, words)
+
+    assert not ended.value.code
+    assert "ann" in capsys.readouterr().out
 
 
 def test_a_configuration_that_cannot_be_used_is_explained(tmp_path: Path) -> None:

@@ -230,9 +230,9 @@ INCONSISTENT: dict[str, tuple[Json, str]] = {
         {"keys": [{**BOB, "organization": "a"}]},
         "keys[0].organization: 'a' is not among the organizations",
     ),
-    "another prefix": ({"keys": [{**BOB, "key": "sk-bob"}]}, "keys[0].key: must begin with ezat_sk_ and go on"),
-    "the prefix alone": ({"keys": [{**BOB, "key": "ezat_sk_"}]}, "keys[0].key: must begin with ezat_sk_ and go on"),
-    "beyond ASCII": ({"keys": [{**BOB, "key": "ezat_sk_é"}]}, "keys[0].key: must begin with ezat_sk_ and go on"),
+    "another prefix": ({"keys": [{**BOB, "key": "sk-bob"}]}, "keys.0.key\n  Value error, must begin with ezat_sk_ and go on"),
+    "the prefix alone": ({"keys": [{**BOB, "key": "ezat_sk_"}]}, "keys.0.key\n  Value error, must begin with ezat_sk_ and go on"),
+    "beyond ASCII": ({"keys": [{**BOB, "key": "ezat_sk_é"}]}, "keys.0.key\n  Value error, must begin with ezat_sk_ and go on"),
 }
 
 
