@@ -22,6 +22,7 @@ _NEXT_KEY = re.compile(rb'[ \t\r\n]*,[ \t\r\n]*("(?:[^"\\]|\\.)*")[ \t\r\n]*:[ \
 _SCALAR = re.compile(rb"[^,\]}\s]+")
 _TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
 _AFTER_VALUE = b",}] \t\r\n"
+_AFTER_COMPACT = b",}"
 
 _slices = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
@@ -59,7 +60,23 @@ def top_level(raw: bytes) -> list[Member]:
             raw.decode()
         except UnicodeDecodeError:
             raise JsonError("is not valid UTF-8") from None
-    return list(_members(readable, _space(readable, 0), slices))
+    return _compact(readable, slices) or list(_members(readable, _space(readable, 0), slices))
+
+
+def _compact(raw: bytes, slices: dict[str, msgspec.Raw]) -> list[Member]:
+    """The members of an object that is written without spaces, escapes in its keys and doubled keys; else nothing."""
+    found = []
+    key_at = 1
+    for key, value in slices.items():
+        literal = f'"{key}":'.encode()
+        at = key_at + len(literal)
+        slice_ = memoryview(value)
+        end = at + len(slice_)
+        if not (raw.startswith(literal, key_at) and raw.startswith(slice_, at) and raw[end] in _AFTER_COMPACT):
+            return []
+        found.append(Member(key, key_at, at, end))
+        key_at = end + 1
+    return found if key_at == len(raw) else []
 
 
 def members(raw: bytes, at: int) -> Iterator[Member]:

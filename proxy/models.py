@@ -51,6 +51,9 @@ class Price:
     cache_write_1h: Decimal | None = None
     cache_read: Decimal | None = None
 
+    def __hash__(self) -> int:
+        return hash(self.input)  # prices are looked up at every request, and a Decimal takes its time
+
     @property
     def effective_cache_write_5m(self) -> Decimal:
         return self._derived(CACHE_WRITE_5M_RATIO) if self.cache_write_5m is None else self.cache_write_5m
