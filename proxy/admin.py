@@ -38,10 +38,15 @@ Plan = Callable[[], Awaitable[Mapping[str, Any]]]
 class Admin:
     """The listener: ``start``, ``stop``."""
 
-    def __init__(self, settings: AdminSettings, store: Store, metrics: Callable[[], bytes]) -> None:
+    def __init__(
+        self, settings: AdminSettings, store: Store, look: Callable[[], None], metrics: Callable[[], bytes]
+    ) -> None:
+        """``look`` takes note of states; ``metrics`` makes the text, in a thread, since it can take 100 ms."""
         self._settings = settings
         self._store = store
+        self._look = look
         self._metrics = metrics
+        self._rendering = asyncio.Lock()
         self._rendered = (0.0, b"")
         self._runner = web.ServerRunner(
             HttpServer(self._answer, most_bytes=MOST_BYTES, keepalive=KEEPALIVE), shutdown_timeout=STOP_SECONDS
@@ -85,27 +90,30 @@ class Admin:
         if path == "/healthz":
             return _json({"status": "ok"})
         if path == "/metrics":
-            return web.Response(body=self._metrics_now(), headers={"content-type": CONTENT_TYPE})
+            return web.Response(body=await self._metrics_now(), headers={"content-type": CONTENT_TYPE})
         if self.plan is None:
             raise GatewayError(Kind.UNAVAILABLE, "this gateway was not started from a file", retry_after=5)
         return _json(await self.plan())
 
     def _check_token(self, request: web.BaseRequest) -> None:
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
-        expected = self._store.directory.admin
+        own = self._settings.token
+        expected = self._store.directory.admin if own is None else digest_of(own.get_secret_value())
         if expected is None:
             raise GatewayError(Kind.UNAVAILABLE, "the token can't be looked up now; try again", retry_after=5)
         if scheme.lower() != "bearer" or not hmac.compare_digest(digest_of(token.strip()), expected):
             message = "send the admin token as `Authorization: Bearer …`; `run.py admin-token` makes a new one"
             raise GatewayError(Kind.AUTHENTICATION, message, headers={"www-authenticate": "Bearer"})
 
-    def _metrics_now(self) -> bytes:
-        now = asyncio.get_running_loop().time()
-        made, text = self._rendered
-        if not text or now - made > RENDERED_FOR:
-            text = self._metrics()
-            self._rendered = (now, text)
-        return text
+    async def _metrics_now(self) -> bytes:
+        async with self._rendering:
+            now = asyncio.get_running_loop().time()
+            made, text = self._rendered
+            if not text or now - made > RENDERED_FOR:
+                self._look()
+                text = await asyncio.to_thread(self._metrics)
+                self._rendered = (now, text)
+            return text
 
 
 def _told(error: GatewayError) -> web.Response:

@@ -6,12 +6,14 @@ Each is kept until it ends (the event loop holds tasks weakly), and a failure th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
 from typing import Any, TypeVar
 
 import structlog
 
 T = TypeVar("T")
+LETTING_GO = 2.0
+"""Seconds for a cancelled task to end."""
 
 _log = structlog.get_logger("ezat.background")
 
@@ -33,11 +35,20 @@ class Background:
         """Wait for the running tasks, then cancel what is left."""
         if self._tasks:
             _, late = await asyncio.wait(self._tasks, timeout=seconds)
-            for task in late:
-                task.cancel()
-            await asyncio.gather(*late, return_exceptions=True)
+            await cancelled(late)
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.warning("background task failed", error=type(error).__name__)
+
+
+async def cancelled(tasks: Iterable[asyncio.Task[Any] | asyncio.Future[Any] | None]) -> bool:
+    """Cancel tasks, and wait a little for their ends; whether any of them doesn't end."""
+    running = {task for task in tasks if task is not None and not task.done()}
+    for task in running:
+        task.cancel()
+    _, stuck = await asyncio.wait(running, timeout=LETTING_GO) if running else (set(), set())
+    if stuck:
+        _log.error("tasks don't let themselves be cancelled", tasks=len(stuck))
+    return bool(stuck)

@@ -1,8 +1,13 @@
-"""The upstreams that run with the gateway, under the words that stand for their base URLs. They outlive a reload."""
+"""The upstreams that run with the gateway, under the words that stand for their base URLs.
+
+One runs as long as any generation uses it: it outlives a reload.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Set
+import asyncio
+from collections import Counter
+from collections.abc import Collection, Mapping
 
 from proxy.demo import DemoUpstream
 from proxy.local_llm import LocalLlm
@@ -12,25 +17,31 @@ _CLASS_OF_WORD: Mapping[str, type[DemoUpstream | LocalLlm]] = {DEMO: DemoUpstrea
 
 
 class BuiltIn:
-    """Those that run."""
+    """Those that run, with how many use them."""
 
     def __init__(self) -> None:
         self._running: dict[str, DemoUpstream | LocalLlm] = {}
         self._urls: dict[str, str] = {}
+        self._users: Counter[str] = Counter()
+        self._one_at_a_time = asyncio.Lock()
 
-    async def urls(self, words: Iterable[str]) -> Mapping[str, str]:
-        """The real base URL of each word that stands for a built-in upstream, which is started where it doesn't run.
+    async def take(self, base_urls: Collection[str]) -> Mapping[str, str]:
+        """The real base URL for each of these that is a word; its upstream is started where it doesn't run.
 
-        Raises CannotStart.
+        Whatever this raises, ``give_back`` is still to be called. Raises CannotStart.
         """
-        for word in words:
-            if word in _CLASS_OF_WORD and word not in self._urls:
-                upstream = self._running[word] = _CLASS_OF_WORD[word]()
-                self._urls[word] = await upstream.start()
-        return self._urls
+        self._users.update(base_urls)
+        async with self._one_at_a_time:
+            for word in base_urls:
+                if word in _CLASS_OF_WORD and word not in self._urls:
+                    upstream = self._running[word] = _CLASS_OF_WORD[word]()
+                    self._urls[word] = await upstream.start()
+            return dict(self._urls)
 
-    async def keep(self, words: Set[str]) -> None:
-        """Stop those that nobody uses any more."""
-        for word in self._running.keys() - words:
-            self._urls.pop(word, None)
-            await self._running.pop(word).stop()
+    async def give_back(self, base_urls: Collection[str]) -> None:
+        """One user less; the last one ends an upstream."""
+        self._users.subtract(base_urls)
+        async with self._one_at_a_time:
+            for word in [word for word in self._running if self._users[word] <= 0]:
+                self._urls.pop(word, None)
+                await self._running.pop(word).stop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -17,24 +18,24 @@ from proxy.command_plan import admin_url, show_plan
 from proxy.command_probe import add_probe_command
 from proxy.command_store import add_store_commands
 from proxy.first_run import conversation, first_key, first_model, show
-from proxy.loading import load_all
+from proxy.loading import Pipeline, load_all
+from proxy.models import ModelTable
 from proxy.plugin import Plugin
+from proxy.reloading import Loaded
 from proxy.server import Gateway
-from proxy.serving import serve
+from proxy.serving import SIGNALS, serve
+from proxy.settings import Admin, Config
 from proxy.workers import Supervisor
 from proxy.yaml_source import ConfigError
 
 DEFAULT_CONFIG = Path("config/gateway.yaml")
 
 
-class Loaded:
-    """A configuration with everything that was made from it."""
-
-    def __init__(self, path: Path, bundled: Mapping[str, type[Plugin]]) -> None:
-        try:
-            self.config, self.models, self.pipeline = load_all(path, bundled)
-        except ConfigError as error:
-            raise click.ClickException(f"the configuration can't be used:\n{error}") from None
+def _loaded(path: Path, bundled: Mapping[str, type[Plugin]]) -> Loaded:
+    try:
+        return load_all(path, bundled)
+    except ConfigError as error:
+        raise click.ClickException(f"the configuration can't be used:\n{error}") from None
 
 
 def main(bundled: Mapping[str, type[Plugin]], arguments: Sequence[str]) -> None:
@@ -46,8 +47,8 @@ def _config_first(arguments: Sequence[str]) -> list[str]:
     """``--config FILE`` in front of the command, wherever it stood."""
     found, rest = [], list(arguments)
     for place, argument in enumerate(rest):
-        if argument == "--config" or argument.startswith("--config="):
-            end = place + (2 if argument == "--config" else 1)
+        end = place + (2 if argument == "--config" else 1)
+        if end <= len(rest) and (argument == "--config" or argument.startswith("--config=")):
             found, rest = rest[place:end], rest[:place] + rest[end:]
             break
     return [*found, *rest]
@@ -68,6 +69,8 @@ def _cli(bundled: Mapping[str, type[Plugin]]) -> click.Group:
         context.obj = path
         if context.invoked_subcommand is None:
             sys.exit(_serve(path, bundled))
+        if context.invoked_subcommand != serve_command.name:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # were blocked for whoever serves
 
     @cli.command("serve", help="Serve until SIGTERM or SIGINT; running requests may end.")
     @click.pass_obj
@@ -77,23 +80,23 @@ def _cli(bundled: Mapping[str, type[Plugin]]) -> click.Group:
     @cli.command(help="Hold a conversation of three turns through a gateway of its own, and show what the cache does.")
     @click.pass_obj
     def demo(path: Path) -> None:
-        sys.exit(asyncio.run(_demo(Loaded(path, bundled))))
+        sys.exit(asyncio.run(_demo(*_loaded(path, bundled))))
 
     @cli.command(help="Check the configuration and nothing else; exit code 1 if it can't be used.")
     @click.pass_obj
     def check(path: Path) -> None:
-        loaded = Loaded(path, bundled)
-        click.echo(f"{path}: {len(loaded.models)} models, {len(loaded.pipeline.plugins)} plugins, no problems")
+        _, models, pipeline = _loaded(path, bundled)
+        click.echo(f"{path}: {len(models)} models, {len(pipeline.plugins)} plugins, no problems")
 
     @cli.command(help="Print the chains of plugins, and what each plugin does.")
     @click.pass_obj
     def plugins(path: Path) -> None:
-        loaded = Loaded(path, bundled)
+        _, _, pipeline = _loaded(path, bundled)
         table = Table("plugin", "what it does", box=None)
-        for name, purpose in loaded.pipeline.purposes():
+        for name, purpose in pipeline.purposes():
             table.add_row(name, purpose)
         Console().print(table)
-        click.echo("\n" + loaded.pipeline.described())
+        click.echo("\n" + pipeline.described())
 
     @cli.command(help="Print what a reload would change in the running gateway, by its admin listener.")
     @click.option("--admin", help="Where that listens, such as http://127.0.0.1:8788; by default as in the file.")
@@ -102,26 +105,23 @@ def _cli(bundled: Mapping[str, type[Plugin]]) -> click.Group:
     def plan(path: Path, admin: str | None, token: str) -> None:
         sys.exit(asyncio.run(show_plan(admin or admin_url(path), token)))
 
-    add_store_commands(cli, DEFAULT_CONFIG)
-    add_probe_command(cli, DEFAULT_CONFIG)
+    add_store_commands(cli)
+    add_probe_command(cli)
     return cli
 
 
 def _serve(path: Path, bundled: Mapping[str, type[Plugin]]) -> int:
-    loaded = Loaded(path, bundled)
-    made = (loaded.config, loaded.models, loaded.pipeline)
-    load = partial(load_all, path, bundled)
-    if loaded.config.server.workers > 1:
-        return Supervisor(made, load).run()
-    return asyncio.run(serve(made, load))
+    loaded, load = _loaded(path, bundled), partial(load_all, path, bundled)
+    if loaded[0].server.workers > 1:
+        return Supervisor(loaded, load).run()
+    return asyncio.run(serve(loaded, load))
 
 
-async def _demo(loaded: Loaded) -> int:
+async def _demo(config: Config, models: ModelTable, pipeline: Pipeline) -> int:
     logs.set_up(pretty=True, quiet=True)
-    config = loaded.config
-    server = config.server.model_copy(update={"host": "127.0.0.1", "port": 0})
+    server = config.server.model_copy(update={"host": "127.0.0.1", "port": 0, "admin": Admin(port=0)})
     own = config.model_copy(update={"server": server, "store": "sqlite:///:memory:"})  # the other may be in use
-    gateway = Gateway(own, loaded.models, loaded.pipeline)
+    gateway = Gateway(own, models, pipeline)
     try:
         await gateway.start()
         url = f"http://127.0.0.1:{gateway.port}{config.server.base_path}"

@@ -49,17 +49,15 @@ class Results(NamedTuple):
         return self.refused is None and all(each.stopped is None for each in self.probed)
 
 
-def add_probe_command(cli: click.Group, default: Path) -> None:
+def add_probe_command(cli: click.Group) -> None:
     """Add ``probe`` to the command line."""
 
     @cli.command(help="Ask an upstream what it supports, with about 25 small requests for each of its models.")
-    @click.option("--config", "given", type=click.Path(path_type=Path), help="The configuration file.")
     @click.option("--model", help="Only this one, by the upstream's name for it.")
     @click.option("--write", "writes", is_flag=True, help="Write the profiles into the configuration.")
     @click.argument("upstream")
-    @click.pass_context
-    def probe(context: click.Context, given: Path | None, model: str | None, writes: bool, upstream: str) -> None:
-        path = given or context.find_object(Path) or default
+    @click.pass_obj
+    def probe(path: Path, model: str | None, writes: bool, upstream: str) -> None:
         config = _loaded(path)
         models = _models_at(config, upstream, model)
         if config.upstreams[upstream].base_url in BUILT_IN:  # nothing else here has anything to log

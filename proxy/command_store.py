@@ -69,13 +69,13 @@ def with_options(options: Sequence[Callable[[Any], Any]]) -> Callable[[Any], Any
     return add
 
 
-def add_store_commands(cli: click.Group, default: Path) -> None:
+def add_store_commands(cli: click.Group) -> None:
     """Add ``keys``, ``orgs``, ``usage`` and ``admin-token`` to the command line."""
 
     @contextmanager
     def store(*, reads: bool = False) -> Iterator[Connection]:
         """A connection; one that only reads keeps no running gateway from writing."""
-        path = click.get_current_context().find_object(Path) or default
+        path = click.get_current_context().find_root().obj
         try:
             engine = open_engine(load(path).store)
         except ConfigError as error:

@@ -60,11 +60,12 @@ def load(path: Path, environ: Mapping[str, str] | None = None, judge: JudgePlugi
     if config is not None:
         problems += [source.problem(loc, text) for loc, text in (*misfits(config), *_unshared(config))]
     if config is None or problems:
-        raise ConfigError(sorted(problems, key=lambda problem: (problem.file != source.file, problem.line)))
+        problems.sort(key=lambda problem: (problem.file != source.file, problem.line))
+        raise ConfigError(problems, _files_of(path, models, data))
     upstreams = {name: each.model_copy(update=files.get(name, {})) for name, each in config.upstreams.items()}
     config = config.model_copy(update={"upstreams": upstreams})
     config._source = source
-    config._files = digests(_files_of(path, models, config))
+    config._files = digests(_files_of(path, models, data))
     return config
 
 
@@ -80,12 +81,11 @@ def _digest(file: Path) -> bytes | None:
         return None
 
 
-def _files_of(path: Path, models: Any, config: Config) -> Iterator[Path]:
+def _files_of(path: Path, models: Any, data: Any) -> Iterator[Path]:
     yield path
-    if isinstance(models, str):
-        yield path.parent / models
-    for upstream in config.upstreams.values():
-        yield from filter(None, (upstream.api_key_file, upstream.ca_file))
+    upstreams = [raw for _, raw in _items(data.get("upstreams"))]
+    names = [models, *(_at(raw, setting) for raw in upstreams for setting in ("api_key_file", "ca_file"))]
+    yield from (path.parent / name for name in names if isinstance(name, str) and name)
 
 
 def _insert_models_file(source: Source, folder: Path, environ: Mapping[str, str]) -> list[Problem]:

@@ -33,6 +33,8 @@ from proxy.yaml_source import Loc
 _log = structlog.get_logger("ezat.server")
 LINGER = 2.0
 """Seconds for what is still to be recorded when the last request has ended and the gateway stops."""
+STOPPING = 10.0
+"""Seconds for a plugin to stop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,16 +60,12 @@ class Generation:
         self._client: UpstreamClient | None = None
         self._session: aiohttp.ClientSession | None = None
         self._started: list[Plugin] = []
+        self._base_urls: set[str] = set()
         self._active = 0
         self._idle = asyncio.Event()
         self._idle.set()
         self.deployments: Deployments
         self._public: Public
-
-    @property
-    def built_in(self) -> set[str]:
-        """The words of the built-in upstreams that it uses, and others."""
-        return {upstream.base_url for upstream in self.config.upstreams.values()}
 
     async def start(self, before: Generation | None = None) -> None:
         """Make ready to answer; ``before`` is what served until now. Whatever it raises, ``end`` is still to be called.
@@ -78,7 +76,8 @@ class Generation:
         self._client = UpstreamClient(
             Timeouts(settings.connect_timeout, settings.first_event_timeout, settings.idle_timeout)
         )
-        urls = await shared.built_in.urls(sorted(self.built_in))
+        self._base_urls = {upstream.base_url for upstream in self.config.upstreams.values()}
+        urls = await shared.built_in.take(self._base_urls)
         upstreams = {
             name: self._upstream(name, each, urls.get(each.base_url, each.base_url))
             for name, each in self.config.upstreams.items()
@@ -98,7 +97,9 @@ class Generation:
             self._started.append(plugin)
             try:
                 await plugin.start(services)
-            except Exception as error:
+            except BaseException as error:
+                if _is_asked_for(error):
+                    raise
                 _log.exception("plugin failed", plugin=plugin.name, hook="start")
                 raise self._cannot_start(entry.loc, f"can't start: {type(error).__name__}: {error}") from error
         self._public = Public(
@@ -141,11 +142,22 @@ class Generation:
         await self._tasks.drain(LINGER if self._shared.running.draining else COMPLETE_TIMEOUT + LINGER)
         for plugin in reversed(self._started):
             try:
-                await plugin.stop()
-            except Exception:
+                async with asyncio.timeout(STOPPING):
+                    await plugin.stop()
+            except BaseException as error:
+                if _is_asked_for(error):
+                    raise
                 _log.exception("plugin failed", plugin=plugin.name, hook="stop")
         self._started.clear()
-        self._shared.metrics.take_times(self.pipeline.times)
+        self._shared.metrics.take_times(self.pipeline.timed)
         for opened in (self._session, self._client):
             if opened is not None:
                 await opened.close()
+        await self._shared.built_in.give_back(self._base_urls)
+        self._base_urls = set()
+
+
+def _is_asked_for(error: BaseException) -> bool:
+    """Whether it is a cancellation of this task; whatever else a plugin raises, an exit too, is its own fault."""
+    task = asyncio.current_task()
+    return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0

@@ -21,7 +21,7 @@ from proxy.pipeline import Chain, compile_chain
 from proxy.plugin import Plugin, Route
 from proxy.settings import Config, PluginEntry
 from proxy.store.money import unit_prices
-from proxy.timing import PluginTime
+from proxy.timing import PluginTime, Timed
 from proxy.yaml_source import ConfigError, Problem, Source
 
 Bundled = Mapping[str, type[Plugin]]
@@ -30,11 +30,11 @@ Bundled = Mapping[str, type[Plugin]]
 class Pipeline:
     """The plugins in their order, and the chain of each route. A route without a chain is switched off."""
 
-    def __init__(self, times: Mapping[Plugin, PluginTime], chains: dict[Route, Chain]) -> None:
-        self.plugins = tuple(times)
+    def __init__(self, timed: Sequence[Timed], chains: dict[Route, Chain]) -> None:
+        self.plugins = tuple(each.plugin for each in timed)
         self.chains = chains
-        self.times = times
-        """How long each plugin took."""
+        self.timed = timed
+        """The plugins, with how long each took."""
 
     def purposes(self) -> list[tuple[str, str]]:
         """Name and purpose of each plugin."""
@@ -79,11 +79,11 @@ def build(config: Config, models: ModelTable, bundled: Bundled) -> Pipeline:
     problems += [config.source.problem(loc, text) for loc, text in _misfits(config, made)]
     problems += _inexact_prices(config, models)
     if problems:
-        raise ConfigError(sorted(problems, key=lambda problem: problem.line))
+        raise ConfigError(sorted(problems, key=lambda problem: problem.line), config.files)
     plugins = tuple(plugin for _, plugin in made)
     routes = [route for route in Route if route is not Route.CHAT_COMPLETIONS or _translator(plugins) is not None]
-    times = {plugin: PluginTime() for plugin in plugins}
-    return Pipeline(times, {route: compile_chain(route, times, config.server.plugin_timeout) for route in routes})
+    timed = [Timed(plugin, PluginTime()) for plugin in plugins]
+    return Pipeline(timed, {route: compile_chain(route, timed, config.server.plugin_timeout) for route in routes})
 
 
 def _made(
@@ -94,7 +94,7 @@ def _made(
         plugin = cls(settings)
         tuple(plugin.needs())
         return plugin, list(plugin.problems(models))
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         return None, [((), f"can't be made: {type(error).__name__}: {error}")]
 
 
@@ -128,7 +128,7 @@ def _class_of(name: str, bundled: Bundled) -> type[Plugin] | str:
         return f"there is no plugin {name!r}; {hint} A plugin of your own is written package.module:Class"
     try:
         found: Any = getattr(importlib.import_module(module_name), class_name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         return f"{name!r} can't be imported: {type(error).__name__}: {error}"
     if not (isinstance(found, type) and issubclass(found, Plugin)):
         return f"{name!r} is no subclass of proxy.plugin.Plugin"

@@ -59,14 +59,16 @@ _logger = _Logger()
 _log = structlog.get_logger("ezat.log")
 
 
-def set_up(*, pretty: bool, quiet: bool = False) -> LogQueue:
+def set_up(*, pretty: bool, quiet: bool = False, worker: int | None = None) -> LogQueue:
     """Configure structlog and the standard library's logging alike. ``pretty`` is for a terminal, ``quiet`` leaves
-    out what is no warning.
+    out what is no warning, ``worker`` is this process among several.
 
     To be called once in each process, after a fork. The queue is closed at the end of the process, or by whoever ends
     it earlier or otherwise.
     """
     shared: list[Processor] = [add_log_level, TimeStamper(fmt="iso", utc=True)]
+    if worker is not None:
+        shared.append(_of_worker(worker))
     rendered = _for_a_terminal() if pretty else _for_machines()
     _logger.queue = LogQueue(_standard_error(), _notice([*shared, *rendered]))
     atexit.register(_logger.queue.close, LAST_SECONDS)
@@ -96,6 +98,14 @@ def _for_a_terminal() -> list[Processor]:
 
 def _for_machines() -> list[Processor]:
     return [ExceptionRenderer(ExceptionDictTransformer(show_locals=False)), _json_line]
+
+
+def _of_worker(number: int) -> Processor:
+    def add(_: object, __: str, event: EventDict) -> EventDict:
+        event["worker"] = number
+        return event
+
+    return add
 
 
 def _notice(processors: list[Processor]) -> Callable[[int], bytes]:

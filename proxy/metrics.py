@@ -30,12 +30,12 @@ from proxy.exchange import Exchange
 from proxy.models import Deployment
 from proxy.store import UsageRow
 from proxy.store.money import UNITS_PER_USD
-from proxy.timing import PluginTime
+from proxy.timing import Timed
 from proxy.upstream.faults import UpstreamFault
 from proxy.upstream.health import Health
 
 if TYPE_CHECKING:
-    from proxy.plugin import Outcome, Plugin
+    from proxy.plugin import Outcome
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"  # the library's own
@@ -163,7 +163,7 @@ class Metrics:
                     tokens[model, kind].inc(count)
 
     def refused(self, status: int, error: GatewayError) -> None:
-        """A request was refused that is no exchange: an unknown path, a model list without a key …"""
+        """A request was refused that is no exchange: an unknown path, one that comes during a stop …"""
         self._series["ezat_requests_total"][NONE, NONE, "failed", str(status)].inc()
         self._series["ezat_errors_total"][NONE, error.kind.value].inc()
 
@@ -185,10 +185,10 @@ class Metrics:
         if self.counts_every_reload or result == REFUSED:
             self._series["ezat_reloads_total"][result,].inc()
 
-    def take_times(self, times: Mapping[Plugin, PluginTime]) -> None:
+    def take_times(self, timed: Iterable[Timed]) -> None:
         """Add what plugins took since the last time."""
         seconds_of, calls_of = self._series["ezat_plugin_seconds_total"], self._series["ezat_plugin_calls_total"]
-        for plugin, time in times.items():
+        for plugin, time in timed:
             for hook, calls, seconds in time.take():
                 seconds_of[plugin.name, hook].inc(seconds)
                 calls_of[plugin.name, hook].inc(calls)
@@ -203,11 +203,15 @@ class Metrics:
         self._known_to_be_dropped = dropped
 
     def look_at_deployments(self, found: Iterable[tuple[str, Deployment, Health]]) -> None:
-        """Take note of the deployments' states; those that are gone are shown no more."""
+        """Take note of the deployments' states. Those that are gone are shown no more; with several workers, whose
+        files keep what was there once, as healthy and idle."""
         state, running = self._series["ezat_deployment_state"], self._series["ezat_deployment_running"]
         if not self._is_shared:
             state.forget()
             running.forget()
+        for labels in state:
+            state[labels].set(1)
+            running[labels].set(0)
         for model, deployment, health in found:
             labels = (model, deployment.upstream, deployment.model)
             state[labels].set(0 if health.is_cooling else 1)

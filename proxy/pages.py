@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from time import monotonic
 from typing import Any
 
 import orjson
@@ -14,6 +15,7 @@ from proxy.errors import GatewayError, Kind, refused
 from proxy.exchange import Exchange, model_not_found
 from proxy.handler import NewExchange
 from proxy.headers import answer_headers
+from proxy.metrics import Metrics
 from proxy.models import Model
 from proxy.own_view import cost_of_request, key_view
 from proxy.pipeline import Chain, Passage
@@ -34,9 +36,16 @@ class Pages:
     """The pages by their paths. A path that ends in a slash stands for all paths below it."""
 
     def __init__(
-        self, chain: Chain, services: Services, new_exchange: NewExchange, refuse: Refuse, base_path: str
+        self,
+        chain: Chain,
+        services: Services,
+        new_exchange: NewExchange,
+        refuse: Refuse,
+        base_path: str,
+        metrics: Metrics,
     ) -> None:
         self._chain = chain
+        self._metrics = metrics
         self._services = services
         self._new_exchange = new_exchange
         self._refuse = refuse
@@ -58,19 +67,21 @@ class Pages:
         async def endpoint(request: web.BaseRequest) -> web.StreamResponse:
             exchange = self._new_exchange(Route.MODELS, request)
             passage = Passage(self._chain, exchange)
-            outcome = Outcome.FAILED
+            outcome, error = Outcome.FAILED, None
             try:
                 await passage.headers()
-                value = await page(request, exchange)
+                response = json_answer(exchange, await page(request, exchange))
                 outcome = Outcome.COMPLETED
-            except GatewayError as error:
-                return self._refuse(request, exchange, error)
+            except GatewayError as refusal:
+                error = refusal
             except StoreDown:
-                message = "the store can't be read now; try again"
-                return self._refuse(request, exchange, GatewayError(Kind.UNAVAILABLE, message, retry_after=5))
+                error = GatewayError(Kind.UNAVAILABLE, "the store can't be read now; try again", retry_after=5)
             finally:
                 passage.close(outcome)
-            return json_answer(exchange, value)
+            if error is not None:
+                response = self._refuse(request, exchange, error)
+            self._metrics.request_ended(exchange, outcome, response.status, error, monotonic() - exchange.started)
+            return response
 
         return endpoint
 

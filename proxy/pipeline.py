@@ -8,7 +8,7 @@ This is the only file that knows about order.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ from proxy.document import Event
 from proxy.errors import GatewayError, PluginFault
 from proxy.exchange import Exchange
 from proxy.plugin import Format, Outcome, OutputPlugin, Plugin, Route
-from proxy.timing import HookTime, PluginTime
+from proxy.timing import HookTime, PluginTime, Timed
 
 COMPLETE_TIMEOUT = 10.0
 """Seconds for all ``on_complete`` of an exchange together."""
@@ -88,27 +88,23 @@ def blamed(plugin: str, hook: str, error: BaseException) -> BaseException:
     return PluginFault(plugin, hook, error)
 
 
-def compile_chain(route: Route, times: Mapping[Plugin, PluginTime], timeout: float) -> Chain:
-    """The chain of a route, from all plugins in their order, each with where its time is added up.
-
-    ``proxy.loading`` has checked that its formats join up.
-    """
+def compile_chain(route: Route, timed: Sequence[Timed], timeout: float) -> Chain:
+    """The chain of a route, from all plugins in their order; ``proxy.loading`` has checked that its formats join up."""
     spoken: Format = "openai" if route is Route.CHAT_COMPLETIONS else "messages"
-    concerned = tuple(plugin for plugin in times if route in plugin.routes)
+    concerned = [each for each in timed if route in each.plugin.routes]
     hooks: dict[str, list[Hook]] = {"on_headers": [], "on_request": [], "on_send": []}
-    for plugin in concerned:
+    for plugin, time in concerned:
         for name, found in hooks.items():
             if defines(plugin, Plugin, name):
-                time = times[plugin]
                 found.append(Hook(plugin, getattr(plugin, name), spoken, getattr(time, name), time))
         spoken = plugin.turns_into or spoken
     return Chain(
         route,
-        concerned,
+        tuple(each.plugin for each in concerned),
         tuple(hooks["on_headers"]),
         tuple(hooks["on_request"]),
         tuple(hooks["on_send"]),
-        any(plugin.opens_leaves for plugin in concerned),
+        any(each.plugin.opens_leaves for each in concerned),
         timeout,
     )
 
@@ -214,11 +210,15 @@ class Passage:
                         time.seconds += perf_counter() - began
                         time.calls += 1
                 else:
+                    began = perf_counter()
+                    wanted = [kinds is None or each.kind in kinds for each in events]
                     events = [
                         passed
-                        for each in events
-                        for passed in (call(each) if kinds is None or each.kind in kinds else (each,))
+                        for each, wants in zip(events, wanted, strict=True)
+                        for passed in (call(each) if wants else (each,))
                     ]
+                    time.seconds += perf_counter() - began
+                    time.calls += sum(wanted)
         except (Exception, asyncio.CancelledError) as error:
             raise blamed(name, "on_event", error)
         return events

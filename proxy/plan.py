@@ -1,12 +1,13 @@
 """What a reload would change: the differences of two configurations, for people.
 
 Nothing secret is shown: of what may be a secret only that it was changed. In a plugin's settings that is every text,
-since the engine doesn't know which of them are keys.
+since the engine doesn't know which of them are keys, and every number under a name that sounds like one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pydantic import BaseModel, SecretStr
@@ -24,6 +25,8 @@ NEEDS_RESTART = (
 )
 """What was opened at the start and is not opened again: a reload that would change it is refused."""
 _NOT_COMPARED = frozenset({"loc"})
+_SECRETIVE = re.compile(r"(key|token|secret|pass\w*|pin|code|credential\w*)s?$", re.IGNORECASE)
+"""Ends of paths in a plugin's settings below which a number, too, may be a secret."""
 
 
 class Change(NamedTuple):
@@ -38,6 +41,11 @@ class Change(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.path}: {self.words}{' (needs a restart)' if self.needs_restart else ''}"
+
+
+def refusal(found: Iterable[Change]) -> str:
+    """Why a reload that changes this is refused; empty where it isn't."""
+    return "; ".join(str(change) for change in found if change.needs_restart)
 
 
 def changes(old: Config, new: Config) -> list[Change]:
@@ -68,7 +76,7 @@ def _compared(old: Any, new: Any, path: str, *, hidden: bool) -> Iterator[Change
     if before is not None and after is not None and (before or after):
         yield from _compared_members(before, after, path, hidden=hidden)
     elif old != new:
-        yield Change(path, _words(old, new, hidden=hidden))
+        yield Change(path, _words(old, new, hidden=hidden, may_be_secret=bool(_SECRETIVE.search(path))))
 
 
 def _compared_members(
@@ -112,8 +120,9 @@ def _name_of(member: Any) -> str | None:
     return None
 
 
-def _words(old: Any, new: Any, *, hidden: bool) -> str:
-    if isinstance(old, bool | int | float | None) and isinstance(new, bool | int | float | None):
+def _words(old: Any, new: Any, *, hidden: bool, may_be_secret: bool) -> str:
+    plain = bool | None if hidden and may_be_secret else bool | int | float | None
+    if isinstance(old, plain) and isinstance(new, plain):
         return f"{_shown(old)} → {_shown(new)}"
     if hidden or isinstance(old, SecretStr) or isinstance(new, SecretStr):
         return "added" if old is None else "removed" if new is None else "changed"
@@ -125,9 +134,11 @@ def _shown(value: Any) -> str:
         return "none"
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
     if isinstance(value, Sequence) and not isinstance(value, str):
         return f"[{', '.join(map(_shown, value))}]"
-    return str(value)
+    return str(value) or '""'
 
 
 def _joined(path: str, name: str) -> str:

@@ -56,14 +56,13 @@ class Public:
         self._base = settings.base_path
         table = self._table(deployments)
         self._endpoints = table
-        self._description = as_yaml(
-            document(
-                {path: methods for path, methods in table.items() if _switched_off not in methods.values()},
-                pipeline.plugins,
-                base_path=self._base,
-                asks_for_key=any(plugin.authenticates for plugin in pipeline.plugins),
-            )
+        self._description = document(
+            {path: methods for path, methods in table.items() if _switched_off not in methods.values()},
+            pipeline.plugins,
+            base_path=self._base,
+            asks_for_key=any(plugin.authenticates for plugin in pipeline.plugins),
         )
+        self._description_text: bytes | None = None
 
     def _table(self, deployments: Deployments) -> dict[str, dict[str, Endpoint]]:
         settings = self._settings
@@ -93,7 +92,12 @@ class Public:
             "/v1/messages/count_tokens": {"POST": exchange(Route.COUNT_TOKENS, messages)},
             "/openai/v1/chat/completions": {"POST": exchange(Route.CHAT_COMPLETIONS, openai)},
             **Pages(
-                self._pipeline.chains[Route.MODELS], self._services, self._exchange, self._refusal, self._base
+                self._pipeline.chains[Route.MODELS],
+                self._services,
+                self._exchange,
+                self._refusal,
+                self._base,
+                self._metrics,
             ).table(),
             **{path: {"GET": endpoint, "HEAD": endpoint} for path, endpoint in (*keyless.items(), *pages)},
         }
@@ -117,12 +121,12 @@ class Public:
                 raise GatewayError(Kind.METHOD_NOT_ALLOWED, message, headers={"allow": allowed})
             return await endpoint(request)
         except GatewayError as error:
-            return self._refusal(request, self._exchange(Route.MODELS, request), error)
+            return self._refused(request, error)
         except (asyncio.CancelledError, ConnectionResetError):
             raise
         except Exception:
             _log.exception("the gateway failed", path=request.path[:256])
-            return self._refusal(request, self._exchange(Route.MODELS, request), internal())
+            return self._refused(request, internal())
 
     def _exchange(self, route: Route, request: web.BaseRequest) -> Exchange:
         exchange = Exchange(route, request.headers, self._models)
@@ -130,12 +134,17 @@ class Public:
             exchange.answer_headers.update(cors_headers(request, self._settings.cors_origins))
         return exchange
 
+    def _refused(self, request: web.BaseRequest, error: GatewayError) -> web.Response:
+        """The refusal of what is no exchange."""
+        response = self._refusal(request, self._exchange(Route.MODELS, request), error)
+        self._metrics.refused(response.status, error)
+        return response
+
     def _refusal(self, request: web.BaseRequest, exchange: Exchange, error: GatewayError) -> web.Response:
         if isinstance(error, PluginFault):
             log_fault(error, exchange)
         dialect = DIALECTS["openai" if is_openai(request.path.removeprefix(self._base)) else "messages"]
         status = dialect.wording(error.kind).status
-        self._metrics.refused(status, error)
         return web.Response(
             status=status,
             body=dialect.error_body(error, exchange.request_id),
@@ -149,7 +158,7 @@ class Public:
         return self._json(request, {"status": "ok"})
 
     async def _ready(self, request: web.BaseRequest) -> web.Response:
-        if self._running.draining or not self._services.store.is_ready:
+        if self._running.leaving or not self._services.store.is_ready:
             return self._json(request, {"status": "not ready"}, status=503)
         return self._json(request, {"status": "ready"})
 
@@ -157,8 +166,10 @@ class Public:
         return self._json(request, catalogue(self._models))
 
     async def _described(self, request: web.BaseRequest) -> web.Response:
+        if self._description_text is None:
+            self._description_text = await asyncio.to_thread(as_yaml, self._description)
         headers = {**answer_headers(self._exchange(Route.MODELS, request)), "content-type": YAML}
-        return web.Response(body=self._description, headers=headers)
+        return web.Response(body=self._description_text, headers=headers)
 
     def _page(self, value: Any) -> Endpoint:
         async def page(request: web.BaseRequest) -> web.Response:

@@ -12,7 +12,7 @@ import concurrent.futures
 import os
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,7 +22,7 @@ from watchfiles import awatch
 from proxy.config import digests
 from proxy.loading import Pipeline
 from proxy.models import ModelTable
-from proxy.plan import Change, changes
+from proxy.plan import Change, changes, refusal
 from proxy.server import CannotReload, Gateway
 from proxy.settings import Config
 from proxy.yaml_source import ConfigError
@@ -32,6 +32,8 @@ SETTLED = 0.2
 TURN = 5.0
 """Seconds after which the files are looked at though nothing was heard of them."""
 T = TypeVar("T")
+LONGEST = 300.0
+"""Seconds for a whole reload: a plugin that hangs in its start would else be the end of all reloads, unheard."""
 Loaded = tuple[Config, ModelTable, Pipeline]
 Load = Callable[[], Loaded]
 
@@ -60,12 +62,15 @@ class Reloader:
 
     async def _reload(self) -> None:
         try:
-            loaded = await self._read()
-            found = changes(self._gateway.config, loaded[0])
-            if found:
-                await self._gateway.reload(*loaded)
+            async with asyncio.timeout(LONGEST):
+                loaded = await self._read()
+                found = changes(self._gateway.config, loaded[0])
+                if found:
+                    await self._gateway.reload(*loaded)
         except (ConfigError, CannotReload) as error:
             self._refused(str(error))
+        except TimeoutError:
+            self._refused(f"it took longer than {LONGEST:g} seconds; a plugin may hang while it is made or starts")
         except Exception as error:
             self._refused(f"the gateway failed: {type(error).__name__}", is_bug=True)
         else:
@@ -81,11 +86,11 @@ class Reloader:
 
     async def _read(self) -> Loaded:
         """Load, and take note of the files. Of what is written meanwhile the next look will find that it is news."""
-        before = self._seen = digests(self._seen)
+        before = self._seen = await asyncio.to_thread(digests, self._seen)
         try:
             loaded = await _in_thread(self._load)
         except ConfigError as error:
-            self._seen = {**digests(Path(problem.file) for problem in error.problems), **before}
+            self._seen = {**await asyncio.to_thread(digests, error.files), **before}
             raise
         self._seen = {file: before.get(file, digest) for file, digest in loaded[0].files.items()}
         return loaded
@@ -93,12 +98,19 @@ class Reloader:
     async def plan(self) -> Mapping[str, Any]:
         """What a reload would change now, or why it would be refused."""
         try:
-            config, _, _ = await _in_thread(self._load)
+            async with asyncio.timeout(LONGEST), self._one_at_a_time:
+                config, _, _ = await _in_thread(self._load)
         except ConfigError as error:
             return {"refused": str(error), "changes": []}
+        except TimeoutError:
+            return {"refused": "the configuration can't be read in time; a plugin may hang", "changes": []}
         found = changes(self._gateway.config, config)
-        fixed = [str(change) for change in found if change.needs_restart]
-        return {"refused": "; ".join(fixed) or None, "changes": [_told(change) for change in found]}
+        return {"refused": refusal(found) or None, "changes": [_told(change) for change in found]}
+
+    async def note(self) -> None:
+        """Read the files for the watch alone: somebody else judges them."""
+        with suppress(ConfigError):
+            await self._read()
 
     async def watch(self, changed: Callable[[], Awaitable[None]]) -> None:
         """Call ``changed`` whenever one of the files holds something else; to be cancelled."""
@@ -113,10 +125,10 @@ class Reloader:
 
     async def _is_news(self) -> bool:
         """Whether a file holds something else than what was read last; waits until it is written to its end."""
-        present = digests(self._seen)
+        present = await asyncio.to_thread(digests, self._seen)
         while present != self._seen:
             await asyncio.sleep(SETTLED)
-            before, present = present, digests(self._seen)
+            before, present = present, await asyncio.to_thread(digests, self._seen)
             if present == before and present != self._seen:
                 self._seen = present
                 return True
@@ -135,7 +147,7 @@ async def _happenings(folders: Iterable[Path]) -> AsyncGenerator[None, None]:
             yield_on_timeout=True,
         ):
             yield
-    except (OSError, RuntimeError) as error:
+    except Exception as error:
         _log.warning("folders can't be watched, files are looked at now and then", reason=str(error))
     while True:
         await asyncio.sleep(TURN)

@@ -33,8 +33,10 @@ class Running:
         self._idle.set()
         self.bytes = 0
         """Of all bodies that are being read or answered."""
+        self.leaving = False
+        """Whether a stop was asked for: it is not ready for more, though it may still take it."""
         self.draining = False
-        """Whether a stop was asked for."""
+        """Whether new work is refused."""
 
     def __len__(self) -> int:
         return len(self._exchanges)
@@ -65,7 +67,7 @@ class Running:
 
     async def drain(self, seconds: float, at_once: asyncio.Event) -> None:
         """Refuse new work, wait for what runs, then end what is left; ``at_once`` cuts the waiting short."""
-        self.draining = True
+        self.leaving = self.draining = True
         if not self._exchanges:
             return
         waiting = {asyncio.ensure_future(self._idle.wait()), asyncio.ensure_future(at_once.wait())}

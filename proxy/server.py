@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+from contextlib import suppress
 
 import structlog
 from aiohttp import web
@@ -11,15 +13,16 @@ from aiohttp.http_parser import HttpRequestParser
 from proxy.admin import Admin
 from proxy.built_in import BuiltIn
 from proxy.errors import CannotStart
-from proxy.generation import LINGER, Generation, Shared
+from proxy.generation import LINGER, STOPPING, Generation, Shared
 from proxy.http_server import HttpServer
 from proxy.limits import open_limiter
 from proxy.loading import Pipeline
 from proxy.metrics import Metrics
 from proxy.models import ModelTable
-from proxy.plan import changes
+from proxy.plan import changes, refusal
 from proxy.reading import MOST_BYTES
 from proxy.running import Running
+from proxy.settings import Admin as AdminSettings
 from proxy.settings import Config, Server
 from proxy.store.database import StoreInUse
 from proxy.store.store import Store
@@ -60,6 +63,8 @@ class Gateway:
         self.metrics = Metrics(VERSION)
         self.admin: Admin | None = None
         """The operator's listener, once started."""
+        self.new_admin_token: str | None = None
+        """The text of the admin token, where this start has made the first one."""
         self.port = config.server.port
         """The port that it listens on, once started."""
 
@@ -73,14 +78,9 @@ class Gateway:
         """The plugins in force."""
         return self._made[2] if self._current is None else self._current.pipeline
 
-    @property
-    def new_admin_token(self) -> str | None:
-        """The admin token, where this start has made the first one."""
-        return self._shared.store.new_admin_token if self._shared is not None else None
-
     async def start(self) -> None:
         """Open everything and listen. Raises CannotStart, OSError where a port can't be had."""
-        if not issubclass(HttpRequestParser, object) or HttpRequestParser.__module__ != "aiohttp._http_parser":
+        if HttpRequestParser.__module__ != "aiohttp._http_parser":
             _log.warning("aiohttp runs without its C parser: slower, and less strict")
         config, models, pipeline = self._made
         store = Store(config.store, self.metrics.recorded)
@@ -91,7 +91,12 @@ class Gateway:
             raise CannotStart(str(error)) from error
         self._current = Generation(config, models, pipeline, self._shared)
         await self._current.start()
+        has_admin = self._has_admin and config.server.admin.enabled
+        if has_admin:  # first, so that nothing is served where it can't be had
+            await self._serve_the_operator(config.server.admin, store)
         await self._listen(config.server)
+        if has_admin and config.server.admin.token is None:  # last: one of a start that failed would be shown to nobody
+            self.new_admin_token = await self._first_admin_token(store)
 
     async def _listen(self, settings: Server) -> None:
         await self._runner.setup()
@@ -100,9 +105,16 @@ class Gateway:
         site = web.TCPSite(self._runner, settings.host, port, backlog=BACKLOG, reuse_port=shares or None)
         await _started(site, f"{settings.host}:{port}, server.port")
         self.port = self._runner.addresses[0][1] if self._runner.addresses else port
-        if self._has_admin and self._shared is not None:
-            self.admin = Admin(settings.admin, self._shared.store, self._metrics_text)
-            await _started(self.admin, f"{settings.admin.host}:{settings.admin.port}, server.admin.port")
+
+    async def _serve_the_operator(self, settings: AdminSettings, store: Store) -> None:
+        self.admin = Admin(settings, store, self.look, self.metrics.text)
+        await _started(self.admin, f"{settings.host}:{settings.port}, server.admin.port")
+
+    async def _first_admin_token(self, store: Store) -> str | None:
+        try:
+            return await store.first_admin_token()
+        except StoreDown as error:
+            raise CannotStart(f"the store can't be written: {error}") from error
 
     async def reload(self, config: Config, models: ModelTable, pipeline: Pipeline) -> None:
         """Serve by another configuration from the next request on, or by the present one as if nothing had been.
@@ -112,9 +124,8 @@ class Gateway:
         current, shared = self._current, self._shared
         if current is None or shared is None or self._running.draining:
             raise CannotReload("the gateway is not serving")
-        fixed = [str(change) for change in changes(current.config, config) if change.needs_restart]
-        if fixed:
-            raise CannotReload("; ".join(fixed))
+        if reason := refusal(changes(current.config, config)):
+            raise CannotReload(reason)
         new = Generation(config, models, pipeline, shared)
         try:
             await new.start(current)
@@ -130,6 +141,11 @@ class Gateway:
 
     async def stop(self) -> None:
         """Let running requests end, within the time for that, then close everything."""
+        self._running.leaving = True
+        if self._runner.sites and self.config.server.shutdown_delay:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self.config.server.shutdown_delay):
+                    await self._stop_at_once.wait()
         for site in tuple(self._runner.sites):
             await site.stop()
         await self._running.drain(self.config.server.shutdown_timeout, self._stop_at_once)
@@ -138,14 +154,15 @@ class Gateway:
         if self._current is not None:
             self._retire(self._current)
         if self._retiring:
-            await asyncio.wait(self._retiring, timeout=2 * LINGER)
+            _, late = await asyncio.wait(self._retiring, timeout=LINGER + STOPPING)
+            if late:
+                _log.error("plugins were still stopping at the end")
         if self.admin is not None:
             await self.admin.stop()
         shared = self._shared
         if shared is not None:
             await shared.store.stop(LINGER)
             await shared.limiter.close()
-            await shared.built_in.keep(set())
 
     def stop_at_once(self) -> None:
         """Wait no longer for running requests."""
@@ -157,18 +174,9 @@ class Gateway:
         return await self._current.answer(request)
 
     def _retire(self, generation: Generation) -> None:
-        task = asyncio.get_running_loop().create_task(self._ended(generation))
+        task = asyncio.get_running_loop().create_task(generation.end())
         self._retiring.add(task)
         task.add_done_callback(self._retiring.discard)
-
-    async def _ended(self, generation: Generation) -> None:
-        await generation.end()
-        if self._shared is not None and self._current is not None:
-            await self._shared.built_in.keep(self._current.built_in)
-
-    def _metrics_text(self) -> bytes:
-        self.look()
-        return self.metrics.text()
 
     def look(self) -> None:
         """Take note of what is a state, for the metrics."""
@@ -176,7 +184,7 @@ class Gateway:
         if current is None or shared is None:
             return
         waiting, lag = shared.store.backlog
-        self.metrics.take_times(current.pipeline.times)
+        self.metrics.take_times(current.pipeline.timed)
         self.metrics.look_at_deployments(current.deployments.health())
         self.metrics.look_at(
             {
@@ -194,4 +202,6 @@ async def _started(site: web.TCPSite | Admin, place: str) -> None:
     try:
         await site.start()
     except OSError as error:
-        raise CannotStart(f"can't listen on {place}: {error.strerror or error}") from error
+        number = error.errno or 0  # asyncio's own words repeat the address; a name that nobody knows has none
+        reason = os.strerror(number) if number > 0 else error.strerror or error
+        raise CannotStart(f"can't listen on {place}: {reason}") from error

@@ -12,13 +12,14 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import click
 import structlog
 
 from proxy import logs
-from proxy.background import Background
+from proxy.background import Background, cancelled
 from proxy.errors import CannotStart
 from proxy.first_run import greeting
 from proxy.reloading import Load, Loaded, Reloader
@@ -53,8 +54,8 @@ class Worker:
 
 
 async def serve(loaded: Loaded, load: Load, worker: Worker | None = None) -> int:
-    """Serve until SIGTERM or SIGINT; the exit code. ``load`` reads the configuration again. It raises ConfigError."""
-    log = logs.set_up(pretty=logs.on_terminal())
+    """Serve until SIGTERM or SIGINT; the exit code. ``load`` reads the configuration again, for a reload."""
+    log = logs.set_up(pretty=logs.on_terminal(), worker=None if worker is None else worker.number)
     config, models, pipeline = loaded
     gateway = Gateway(
         config,
@@ -96,7 +97,11 @@ async def serve(loaded: Loaded, load: Load, worker: Worker | None = None) -> int
             asyncio.get_running_loop().remove_reader(worker.supervisor_pipe)
         await tasks.drain(0)
         await gateway.stop()
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # nothing is left to be stopped
+        stuck = await cancelled(asyncio.all_tasks() - {asyncio.current_task()})
         log.close(LOG_SECONDS)
+        if stuck:  # the event loop would wait for them for ever
+            os._exit(1)
     return 1
 
 
@@ -107,9 +112,8 @@ async def _started(gateway: Gateway, stop: asyncio.Event) -> bool:
     await asyncio.wait({starting, stopped}, return_when=asyncio.FIRST_COMPLETED)
     stopped.cancel()
     if not starting.done():
-        starting.cancel()
-        await asyncio.wait({starting})
-    if starting.cancelled():
+        await cancelled({starting})
+    if not starting.done() or starting.cancelled():
         return False
     starting.result()
     return True
@@ -129,6 +133,7 @@ def _look_after(gateway: Gateway, reloader: Reloader, tasks: Background, worker:
             await reloader.reload()
         else:
             os.kill(worker.supervisor, signal.SIGHUP)
+            await reloader.note()
 
     _on_hangup(lambda: tasks.spawn(reload()))
     if worker is None or worker.is_first:
@@ -148,16 +153,25 @@ async def _look_now_and_then(gateway: Gateway) -> None:
 def _greet(gateway: Gateway, worker: Worker | None) -> None:
     """Say what is there. With several workers the first one speaks for all; a token is shown by whoever has made it."""
     server, admin = gateway.config.server, gateway.admin
-    if worker is None or worker.is_first:
-        click.echo(gateway.pipeline.described() + "\n")
-        click.echo(greeting(gateway.config, f"{_url(server.host, gateway.port)}{server.base_path}"))
-    if admin is not None:
-        click.echo(f"For the operator, with the admin token: {_url(server.admin.host, admin.port)}/metrics")
-    if gateway.new_admin_token is not None:
-        click.echo(f"The admin token, shown only this once: {gateway.new_admin_token}")
-    sys.stdout.flush()
     if worker is not None:
         worker.tell_ready()
+    lines = []
+    if worker is None or worker.is_first:
+        lines += [gateway.pipeline.described(), ""]
+        lines.append(greeting(gateway.config, f"{_url(server.host, gateway.port)}{server.base_path}"))
+    if admin is not None:
+        lines.append(f"For the operator, with the admin token: {_url(server.admin.host, admin.port)}/metrics")
+    if gateway.new_admin_token is not None:
+        lines.append(f"The admin token, shown only this once: {gateway.new_admin_token}")
+    with suppress(OSError):  # nobody reads it
+        click.echo("\n".join(lines))
+        flush_output()
+
+
+def flush_output() -> None:
+    """Let go out what was printed; it may be that there is no standard output."""
+    if sys.stdout is not None:
+        sys.stdout.flush()
 
 
 def _url(host: str, port: int) -> str:

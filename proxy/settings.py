@@ -42,10 +42,14 @@ from proxy.yaml_source import Loc, Source
 class Admin(Settings):
     """The listener for the operator: metrics, and what a reload would change. It asks for a token of its own."""
 
+    enabled: bool = True
+    """Whether there is one."""
     host: Text = "127.0.0.1"
     """The address that it listens on."""
     port: Port = 8788
     """Its port; 0 takes a free one."""
+    token: Annotated[SecretStr, AfterValidator(secret_text), Field(min_length=16)] | None = None
+    """Its token. If left out, one is made and printed at the first start, and the store keeps its digest."""
 
 
 class Server(Settings):
@@ -73,8 +77,10 @@ class Server(Settings):
     """For each waiting step of a plugin, on the way in."""
     most_body_bytes: Annotated[int, Field(ge=64 * 2**20)] = 512 * 2**20
     """Bytes of all request bodies that are being answered together; beyond it requests are told to come again."""
+    shutdown_delay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0
+    """How long it is not ready but still takes requests when a stop was asked for, for load balancers to notice."""
     shutdown_timeout: Seconds = 30
-    """How long running requests may go on after a stop was asked for."""
+    """How long running requests may go on after that."""
     keepalive_timeout: Seconds = 75
     """How long an idle connection of a client is kept."""
     base_path: Annotated[str, AfterValidator(base_path_text)] = ""
@@ -92,7 +98,7 @@ class Server(Settings):
 
     @model_validator(mode="after")
     def _two_listeners(self) -> Server:
-        if self.port and (self.host, self.port) == (self.admin.host, self.admin.port):
+        if self.port and self.admin.enabled and (self.host, self.port) == (self.admin.host, self.admin.port):
             raise ValueError("port and admin.port must differ")
         return self
 

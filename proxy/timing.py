@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from proxy.plugin import Plugin
 
 HOOKS = ("on_headers", "on_request", "on_send", "on_answer", "on_event", "on_complete")
 
@@ -50,3 +54,10 @@ class PluginTime:
             calls, seconds = getattr(self, hook).take()
             if calls:
                 yield hook, calls, seconds
+
+
+class Timed(NamedTuple):
+    """A plugin, with its time."""
+
+    plugin: Plugin
+    time: PluginTime

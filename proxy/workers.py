@@ -12,13 +12,13 @@ import asyncio
 import os
 import select
 import signal
-import socket
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -30,9 +30,10 @@ from prometheus_client.multiprocess import mark_process_dead
 
 from proxy.errors import CannotStart
 from proxy.metrics import refused_reloads, share_through
-from proxy.plan import changes
+from proxy.plan import changes, refusal
+from proxy.port import reserved
 from proxy.reloading import Load, Loaded
-from proxy.serving import SIGNALS, Worker, serve
+from proxy.serving import SIGNALS, Worker, flush_output, serve
 from proxy.yaml_source import ConfigError
 
 READY, RELOADED = b"!", b"+"
@@ -42,7 +43,7 @@ SHORTEST_PAUSE = 0.5
 LONGEST_PAUSE = 30.0
 LONG_ENOUGH = 60.0
 """Seconds after which a worker that dies counts as one that had worked."""
-MORE_THAN_SHUTDOWN = 15.0
+MORE_THAN_SHUTDOWN = 25.0
 """Seconds beyond ``server.shutdown_timeout`` after which a worker that should stop is killed."""
 
 
@@ -77,6 +78,9 @@ class Supervisor:
         self._stop_until: float | None = None
         self._failed = False
         self._refused_reloads: Any = None
+        self._asked_to_reload = False
+        self._judge_thread: threading.Thread | None = None
+        self._judged = (loaded, False, "")
         self._folder = ""
         self._port = 0
         self._alive = (-1, -1)
@@ -87,11 +91,13 @@ class Supervisor:
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         self._alive = os.pipe()
         try:
-            with _reserved(server.host, server.port) as self._port, tempfile.TemporaryDirectory() as self._folder:
+            with reserved(server.host, server.port) as self._port, _folder() as self._folder:
                 share_through(self._folder)
                 self._refused_reloads = refused_reloads()
                 while not (self._stop_until is not None and all(not seat.pid for seat in self._seats)):
-                    self._begin_those_due()
+                    self._reload()
+                    if self._judge_thread is None:
+                        self._begin_those_due()
                     got = signal.sigtimedwait(SIGNALS, TURN)
                     if got is not None:
                         self._obey(got.si_signo)
@@ -105,7 +111,7 @@ class Supervisor:
         if number in (signal.SIGTERM, signal.SIGINT):
             self._stop()
         elif number == signal.SIGHUP and self._stop_until is None:
-            self._reload()
+            self._asked_to_reload = True
 
     def _stop(self) -> None:
         if self._stop_until is not None:
@@ -114,22 +120,34 @@ class Supervisor:
         self._stop_until = time.monotonic() + self._loaded[0].server.shutdown_timeout + MORE_THAN_SHUTDOWN
         self._tell_all(signal.SIGTERM)
 
-    def _reload(self) -> None:
-        """Judge the configuration once for all; each worker then takes it over by itself."""
+    def _judge(self) -> None:
+        """In a thread, while nobody is forked: read the configuration, which may take as long as a plugin likes."""
         try:
             loaded = self._load()
             found = changes(self._loaded[0], loaded[0])
-            reason = "; ".join(str(change) for change in found if change.needs_restart)
+            self._judged = (loaded, bool(found), refusal(found))
         except ConfigError as error:
-            reason = str(error)
-        except Exception as error:  # whatever it is, the workers go on
-            reason = f"{type(error).__name__}: {error}"
+            self._judged = (self._loaded, False, str(error))
+        except BaseException as error:  # a plugin's, when it is made; the workers go on
+            self._judged = (self._loaded, False, f"{type(error).__name__}: {error}")
+
+    def _reload(self) -> None:
+        """Judge the configuration once for all; each worker then takes it over by itself."""
+        if self._asked_to_reload and self._judge_thread is None:
+            self._asked_to_reload = False
+            self._judge_thread = threading.Thread(target=self._judge, daemon=True)
+            self._judge_thread.start()
+        if self._judge_thread is not None and not self._judge_thread.is_alive():
+            self._judge_thread = None
+            self._offer(*self._judged)
+
+    def _offer(self, loaded: Loaded, is_another: bool, reason: str) -> None:
         if reason:
             self._refused_reloads.inc()
             _log("error", "the configuration was not reloaded, the present one stays", reason=reason)
             return
         self._offered = loaded
-        if not found:
+        if not is_another:
             self._loaded = loaded
         self._edition += 1
         for seat in self._seats:
@@ -150,7 +168,8 @@ class Supervisor:
         os.set_blocking(seat.pipe, False)
         seat.began, seat.is_ready = time.monotonic(), False
         seat.edition = self._edition if self._offered is self._loaded else 0
-        sys.stdout.flush()
+        with suppress(OSError):
+            flush_output()
         try:
             seat.pid = os.fork()
         except OSError as error:  # no memory, or too many processes
@@ -174,10 +193,9 @@ class Supervisor:
         except BaseException:
             traceback.print_exc()
         finally:
-            try:
-                sys.stdout.flush()
-            finally:
-                os._exit(code)
+            with suppress(BaseException):
+                flush_output()
+            os._exit(code)
 
     def _look(self) -> None:
         """What have they told, and who has ended?"""
@@ -190,13 +208,20 @@ class Supervisor:
                 if seat.edition != self._edition:
                     seat.edition = self._edition
                     os.kill(seat.pid, signal.SIGHUP)
-            if seat.pid:
-                pid, status = os.waitpid(seat.pid, os.WNOHANG)
-                if pid:
-                    self._ended(seat, os.waitstatus_to_exitcode(status))
+        self._bury()
         self._all_were_ready = self._all_were_ready or all(seat.is_ready for seat in self._seats)
         if self._stop_until is not None and time.monotonic() > self._stop_until:
             self._tell_all(signal.SIGKILL)
+
+    def _bury(self) -> None:
+        """Take note of all processes that have ended: as the first one of a container, also of those of others."""
+        while any(seat.pid for seat in self._seats):
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if not pid:
+                return
+            for seat in self._seats:
+                if seat.pid == pid:
+                    self._ended(seat, os.waitstatus_to_exitcode(status))
 
     def _ended(self, seat: _Seat, code: int | str | None) -> None:
         """``code``: that of its exit, or why it could not begin."""
@@ -224,38 +249,14 @@ class Supervisor:
 
 
 @contextmanager
-def _reserved(host: str, port: int) -> Iterator[int]:
-    """The port, which workers may share; 0 has become a free one. Raises CannotStart where somebody else has it.
-
-    The reservation is bound and doesn't listen, so that no connection goes there.
-    """
-    taken = port
-    with ExitStack() as reservations:
-        try:
-            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-            for family, address in dict.fromkeys((each[0], each[4]) for each in found):
-                place = (address[0], taken, *address[2:])
-                with _bound(family, place, socket.SO_REUSEADDR) as alone:  # whoever shares the port is somebody else
-                    taken = alone.getsockname()[1]
-                place = (address[0], taken, *address[2:])
-                reservations.enter_context(_bound(family, place, socket.SO_REUSEPORT))
-        except (OSError, UnicodeError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise CannotStart(f"can't listen on {host}:{port}, server.port: {reason}") from error
-        yield taken
-
-
-def _bound(family: int, place: tuple[Any, ...], option: int) -> socket.socket:
-    bound = socket.socket(family, socket.SOCK_STREAM)
+def _folder() -> Iterator[str]:
+    """Where the workers share their metrics. Raises CannotStart."""
     try:
-        bound.setsockopt(socket.SOL_SOCKET, option, 1)
-        if family == socket.AF_INET6:
-            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)  # as those that will listen
-        bound.bind(place)
-    except BaseException:
-        bound.close()
-        raise
-    return bound
+        folder = tempfile.TemporaryDirectory(prefix="ezat-metrics-")
+    except OSError as error:
+        raise CannotStart(f"there is no folder for the metrics of the workers: {error.strerror}") from error
+    with folder as path:
+        yield path
 
 
 def _told(pipe: int) -> bytes:
@@ -269,6 +270,9 @@ def _log(level: str, event: str, **fields: object) -> None:
     """A line of the log, unless that would mean to wait: the supervisor waits for nobody."""
     moment = datetime.now(UTC).isoformat().replace("+00:00", "Z")
     line = orjson.dumps({**fields, "event": event, "level": level, "timestamp": moment}) + b"\n"
-    _, writable, _ = select.select([], [2], [], 0)
-    if writable:
-        os.write(2, line)
+    if sys.__stderr__ is None:  # then number 2 is something else
+        return
+    with suppress(OSError):
+        _, writable, _ = select.select([], [2], [], 0)
+        if writable:
+            os.write(2, line[: select.PIPE_BUF - 1].rstrip(b"\n") + b"\n")

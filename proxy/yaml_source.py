@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
@@ -65,11 +65,15 @@ class Problem:
 
 
 class ConfigError(Exception):
-    """The configuration can't be used; ``problems`` holds every reason."""
+    """The configuration can't be used; ``problems`` holds every reason.
 
-    def __init__(self, problems: list[Problem]) -> None:
+    ``files`` are those that it names, as far as they are known: also one that isn't there yet.
+    """
+
+    def __init__(self, problems: list[Problem], files: Iterable[Path] = ()) -> None:
         super().__init__("\n".join(str(problem) for problem in problems))
         self.problems = problems
+        self.files = tuple(files)
 
 
 class Source:

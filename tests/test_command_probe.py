@@ -88,8 +88,8 @@ def path(tmp_path: Path) -> Path:
 async def probe(path: Path, *arguments: str) -> Result:
     """How the command ends. It runs beside this loop, in which the upstream answers."""
     cli = click.Group()
-    add_probe_command(cli, path)
-    return await asyncio.to_thread(CliRunner().invoke, cli, ["probe", *arguments])
+    add_probe_command(cli)
+    return await asyncio.to_thread(CliRunner().invoke, cli, ["probe", *arguments], obj=path)
 
 
 def profiles(config: Config) -> list[Json]:
@@ -172,7 +172,6 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
         "no model is deployed at own as elsewhere; deployed there: at-own, also-at-own",
     ),
     "no server": (("other",), "at-other can't be asked: no answer (ClientConnectorError)"),
-    "no configuration": (("own", "--config", "nowhere.yaml"), "the configuration can't be used:\nnowhere.yaml: "),
 }
 
 

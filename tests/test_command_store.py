@@ -37,8 +37,8 @@ class World(NamedTuple):
 
     def command(self, *arguments: str) -> Result:
         cli = click.Group()
-        add_store_commands(cli, self.config)
-        return CliRunner().invoke(cli, arguments)
+        add_store_commands(cli)
+        return CliRunner().invoke(cli, arguments, obj=self.config)
 
     def output(self, *arguments: str) -> str:
         """What a command says that succeeds."""

@@ -117,7 +117,7 @@ WRONG_SETTINGS = {
     ),
     "unknown": (
         VALID + "server:\n  admin: {zzz: 1}",
-        ":4: server.admin.zzz: unknown setting; known here: host, port",
+        ":4: server.admin.zzz: unknown setting; known here: enabled, host, port, token",
     ),
     "unknown at the top": (
         VALID + "xyz: 1",
@@ -436,6 +436,7 @@ def test_the_defaults() -> None:
         "body_timeout": 120,
         "plugin_timeout": 30,
         "most_body_bytes": 512 * 2**20,
+        "shutdown_delay": 0,
         "shutdown_timeout": 30,
         "keepalive_timeout": 75,
         "base_path": "",
@@ -443,7 +444,7 @@ def test_the_defaults() -> None:
         "cors_origins": (),
         "workers": 1,
         "watch": True,
-        "admin": {"host": "127.0.0.1", "port": 8788},
+        "admin": {"enabled": True, "host": "127.0.0.1", "port": 8788, "token": None},
     }
     assert expected == Server().model_dump()
 

@@ -32,10 +32,9 @@ class Deployment:
     """A deployment with the clock that it lives by."""
 
     clock: Clock = field(default_factory=Clock)
-    max_parallel: int | None = None
 
     def __post_init__(self) -> None:
-        self.health = Health(self.max_parallel, self.clock)
+        self.health = Health(self.clock)
 
     def fail(self, retry_after: float | None = None) -> None:
         """One request that fails."""
@@ -179,17 +178,17 @@ def test_a_probe_that_its_client_left_makes_room_for_the_next() -> None:
 @pytest.mark.parametrize(("most", "expected"), [(1, [True, True]), (2, [False, True]), (None, [False, False])])
 def test_a_cap_on_parallel_requests(most: int | None, expected: list[bool]) -> None:
     """A deployment is full with as many requests as it may have, and no longer when one of them is over."""
-    deployment = Deployment(max_parallel=most)
+    deployment = Deployment()
     full = []
 
     for _ in range(2):
         deployment.health.begin()
-        full.append(deployment.health.is_full)
+        full.append(deployment.health.is_full(most))
     deployment.health.end()
     deployment.health.end()
 
     assert expected == full
-    assert not deployment.health.is_full
+    assert not deployment.health.is_full(most)
 
 
 class Open(NamedTuple):
@@ -215,7 +214,7 @@ class Machine(RuleBasedStateMachine):
     @initialize(most=st.none() | st.integers(1, 4))
     def make(self, most: int | None) -> None:
         self.most = most
-        self.health = Health(most, self.clock)
+        self.health = Health(self.clock)
 
     @rule(seconds=st.sampled_from((0.5, 1.0, 2.0, 30.0, 60.0)) | st.floats(0, 70))
     def wait(self, seconds: float) -> None:
@@ -271,7 +270,7 @@ class Machine(RuleBasedStateMachine):
     @invariant()
     def places_are_as_accounted(self) -> None:
         assert len(self.open) == self.health.active
-        assert (self.most is not None and len(self.open) >= self.most) == self.health.is_full
+        assert (self.most is not None and len(self.open) >= self.most) == self.health.is_full(self.most)
 
 
 TestMachine = Machine.TestCase

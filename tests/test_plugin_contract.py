@@ -22,6 +22,7 @@ from proxy import pipeline
 from proxy.answer import Answer
 from proxy.config import load
 from proxy.document import Event
+from proxy.errors import CannotStart
 from proxy.exchange import Exchange, Key
 from proxy.loading import build
 from proxy.models import ModelTable
@@ -568,7 +569,8 @@ async def test_a_plugin_whose_start_breaks_stops_the_start() -> None:
 
         return plugin_of(name, stop=stop, **hooks)
 
-    with capture_logs() as logs, pytest.raises(RuntimeError, match=BUG_TEXT):
+    why = rf"plugins\[1\]\.broken: can't start: RuntimeError: {BUG_TEXT}"
+    with capture_logs() as logs, pytest.raises(CannotStart, match=why):
         async with running_gateway([stopping("first"), stopping("broken", start=bug), stopping("never")]):
             pytest.fail("it came up")
 

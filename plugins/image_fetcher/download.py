@@ -10,6 +10,7 @@ import asyncio
 import ssl
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import cache
 from typing import NamedTuple
 
 import aiohttp
@@ -64,6 +65,12 @@ class _Allowance:
             raise DownloadFailed(f"the downloaded images of a request may hold {_size(self._limit)} in all")
 
 
+@cache
+def _trusted() -> ssl.SSLContext:
+    """Once for all: it takes long to read, and a reload must not hold up streams."""
+    return ssl.create_default_context()
+
+
 class Downloader:
     """Downloads the images of requests. Opened once; ``close`` ends it."""
 
@@ -73,7 +80,7 @@ class Downloader:
         self._turns = asyncio.Semaphore(settings.max_downloads)
         guard = Guard(settings.allow_networks, settings.nat64)
         self._session = aiohttp.ClientSession(
-            connector=guarded_connector(guard, resolver, ssl.create_default_context(), settings.max_downloads_per_host),
+            connector=guarded_connector(guard, resolver, _trusted(), settings.max_downloads_per_host),
             headers=_HEADERS,
             cookie_jar=aiohttp.DummyCookieJar(),
             trust_env=False,

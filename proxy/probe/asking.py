@@ -142,11 +142,11 @@ async def asker_for(config: Config, name: str) -> AsyncIterator[Asker]:
     built_in = BuiltIn()
     timeout = aiohttp.ClientTimeout(total=TIME_LIMIT, sock_connect=config.server.connect_timeout)
     try:
-        urls = await built_in.urls([settings.base_url])
+        urls = await built_in.take([settings.base_url])
         async with aiohttp.ClientSession(timeout=timeout, cookie_jar=aiohttp.DummyCookieJar()) as session:
             yield Asker(session, settings, name, urls.get(settings.base_url, settings.base_url))
     finally:
-        await built_in.keep(set())
+        await built_in.give_back([settings.base_url])
 
 
 async def _read(response: aiohttp.ClientResponse) -> bytes:

@@ -102,6 +102,8 @@ def _replace(file: Path, content: bytes) -> None:
             new.flush()
             os.fsync(new.fileno())
         shutil.copymode(file, name)
+        owner = file.stat()
+        os.chown(name, owner.st_uid, owner.st_gid)
         os.replace(name, file)
     except BaseException:
         with suppress(OSError):

@@ -38,9 +38,8 @@ class Store:
 
     def __init__(self, url: str, on_recorded: Callable[[UsageRow], None] = lambda row: None) -> None:
         self._url = url
-        self._on_recorded = on_recorded
         self._engine = open_engine(url)
-        self._writer = Writer(self._engine)
+        self._writer = Writer(self._engine, on_recorded)
         self._reader = ThreadPoolExecutor(1, "ezat-reads")
         self._lock: int | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -48,8 +47,6 @@ class Store:
         self._reserving: set[str] = set()
         self.directory = Directory()
         """The keys and organizations of the database, as they were at the last look."""
-        self.new_admin_token: str | None = None
-        """The text of the operator's token, where the start has made the first one."""
         self.id = uuid_utils.uuid4().hex
         """This gateway, among those that share the store."""
 
@@ -65,7 +62,6 @@ class Store:
         self._writer.start()
         # what a gateway that was killed has reserved in a file of its own can be given back at once
         await self._writer.submit(alive(self.id, now(), DEAD if self._lock is None else None))
-        self.new_admin_token = await self._writer.submit(first_admin_token)
         await self._refresh()
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(self._keep_fresh()), loop.create_task(self._beat())]
@@ -90,6 +86,12 @@ class Store:
         """Whether it can be written, and its keys are fresh enough to judge by."""
         return self._writer.healthy and self.is_fresh
 
+    async def first_admin_token(self) -> str | None:
+        """Make the admin token where there is none: its text, which is not kept. Raises StoreDown."""
+        text = await self._writer.submit(first_admin_token)
+        await self._refresh()
+        return text
+
     @property
     def backlog(self) -> tuple[int, float]:
         """How much waits to be written, and for how many seconds the oldest of it has waited."""
@@ -103,13 +105,11 @@ class Store:
     async def record(self, row: UsageRow, charged: Sequence[Budget]) -> None:
         """Write a row durably, charge its budgets and give back what was reserved. Raises StoreDown."""
         await self._writer.record(Record(row, charged))
-        self._on_recorded(row)
         self._reserving.discard(row.request_id)
 
     def record_later(self, row: UsageRow, charged: Sequence[Budget]) -> None:
         """The same, where nobody waits for it."""
         self._writer.later(Record(row, charged))
-        self._on_recorded(row)
 
     async def check(self, charged: Sequence[Budget]) -> None:
         """Whether anything is left of budgets. Raises BudgetSpent, StoreDown."""

@@ -21,7 +21,7 @@ import structlog
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DatabaseError, InterfaceError, InternalError, OperationalError, SQLAlchemyError
 
-from proxy.store import Budget
+from proxy.store import Budget, UsageRow
 from proxy.store.database import take_turns
 from proxy.store.ledger import NotAsUsual, Record, probe, record_all, record_usual
 
@@ -57,8 +57,10 @@ class _Waiting:
 class Writer:
     """Runs jobs one batch after the other."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, on_recorded: Callable[[UsageRow], None] = lambda row: None) -> None:
+        """``on_recorded`` is told of each new row, once it is committed."""
         self._engine = engine
+        self._on_recorded = on_recorded
         self._thread = ThreadPoolExecutor(1, "ezat-store")
         self._queue: deque[_Waiting] = deque()
         self._wake = asyncio.Event()
@@ -147,6 +149,8 @@ class Writer:
 
     def _settle(self, waiting: _Waiting, outcome: Any) -> None:
         failed = isinstance(outcome, _Failure)
+        if isinstance(waiting.work, Record) and not failed and outcome:
+            self._on_recorded(waiting.work.row)
         if waiting.result is None:
             if failed:
                 waiting.failures += 1

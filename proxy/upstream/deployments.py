@@ -61,8 +61,7 @@ class Deployments:
         for model in models:
             for deployment in model.deployments:
                 identity = (model.id, deployment.model, *upstreams[deployment.upstream].identity)
-                health = known.get(identity) or self._by_identity.get(identity) or Health(None)
-                health.max_parallel = deployment.max_parallel
+                health = known.get(identity) or self._by_identity.get(identity) or Health()
                 self._by_identity[identity] = self._health[model.id, deployment] = health
 
     def health(self) -> Iterator[tuple[str, Deployment, Health]]:
@@ -117,7 +116,7 @@ class Deployments:
         clock = asyncio.get_running_loop().time
         for deployment in self._in_turn(exchange):
             health = self._health[exchange.model.id, deployment]
-            if health.is_full or (faults and clock() >= deadline):
+            if health.is_full(deployment.max_parallel) or (faults and clock() >= deadline):
                 continue
             exchange.deployment = deployment
             attempt = health.begin()

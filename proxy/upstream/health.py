@@ -26,10 +26,9 @@ class Attempt:
 class Health:
     """The state of one deployment."""
 
-    __slots__ = ("_clock", "_cooling", "_failures", "_probe", "_until", "active", "max_parallel")
+    __slots__ = ("_clock", "_cooling", "_failures", "_probe", "_until", "active")
 
-    def __init__(self, max_parallel: int | None, clock: Callable[[], float] = time.monotonic) -> None:
-        self.max_parallel = max_parallel
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._until = 0.0
         self._cooling = 0.0
@@ -43,10 +42,9 @@ class Health:
         """Whether it failed lately and hasn't answered since. When its time is over, one probe may pass at a time."""
         return self._cooling > 0 and (self._probe is not None or self._clock() < self._until)
 
-    @property
-    def is_full(self) -> bool:
+    def is_full(self, most: int | None) -> bool:
         """Whether it answers as many requests as it may."""
-        return self.max_parallel is not None and self.active >= self.max_parallel
+        return most is not None and self.active >= most
 
     def begin(self) -> Attempt:
         """Take a place. What the attempt comes to is told by one of ``succeeded``, ``failed`` and ``left``."""

@@ -219,6 +219,7 @@ def test_settings_show_no_key() -> None:
 
 
 BOB = {"name": "bob", "key": "ezat_sk_bob"}
+BAD_KEY = "keys.0.key\n  Value error, must begin with ezat_sk_ and go on"
 INCONSISTENT: dict[str, tuple[Json, str]] = {
     "a key's name twice": ({"keys": [BOB, {**BOB, "key": "ezat_sk_2"}]}, "the key 'bob' stands twice"),
     "a key twice": ({"keys": [BOB, {**BOB, "name": "b"}]}, "two keys are the same"),
@@ -230,9 +231,9 @@ INCONSISTENT: dict[str, tuple[Json, str]] = {
         {"keys": [{**BOB, "organization": "a"}]},
         "keys[0].organization: 'a' is not among the organizations",
     ),
-    "another prefix": ({"keys": [{**BOB, "key": "sk-bob"}]}, "keys.0.key\n  Value error, must begin with ezat_sk_ and go on"),
-    "the prefix alone": ({"keys": [{**BOB, "key": "ezat_sk_"}]}, "keys.0.key\n  Value error, must begin with ezat_sk_ and go on"),
-    "beyond ASCII": ({"keys": [{**BOB, "key": "ezat_sk_é"}]}, "keys.0.key\n  Value error, must begin with ezat_sk_ and go on"),
+    "another prefix": ({"keys": [{**BOB, "key": "sk-bob"}]}, BAD_KEY),
+    "the prefix alone": ({"keys": [{**BOB, "key": "ezat_sk_"}]}, BAD_KEY),
+    "beyond ASCII": ({"keys": [{**BOB, "key": "ezat_sk_é"}]}, BAD_KEY),
 }
 
 
