@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
+from io import TextIOWrapper
 from pathlib import Path
 
 import click
@@ -23,7 +24,7 @@ from proxy.models import ModelTable
 from proxy.plugin import Plugin
 from proxy.reloading import Loaded
 from proxy.server import Gateway
-from proxy.serving import SIGNALS, serve
+from proxy.serving import SIGNALS, exit_after, serve
 from proxy.settings import Admin, Config
 from proxy.workers import Supervisor
 from proxy.yaml_source import ConfigError
@@ -40,6 +41,8 @@ def _loaded(path: Path, bundled: Mapping[str, type[Plugin]]) -> Loaded:
 
 def main(bundled: Mapping[str, type[Plugin]], arguments: Sequence[str]) -> None:
     """Run the command line. ``serve`` is meant where no command is named."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # an arrow that can't be shown is no reason not to serve
     _cli(bundled).main(args=_config_first(arguments), prog_name="run.py")
 
 
@@ -114,7 +117,7 @@ def _serve(path: Path, bundled: Mapping[str, type[Plugin]]) -> int:
     loaded, load = _loaded(path, bundled), partial(load_all, path, bundled)
     if loaded[0].server.workers > 1:
         return Supervisor(loaded, load).run()
-    return asyncio.run(serve(loaded, load))
+    return asyncio.run(exit_after(serve(loaded, load)))
 
 
 async def _demo(config: Config, models: ModelTable, pipeline: Pipeline) -> int:

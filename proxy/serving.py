@@ -11,9 +11,10 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any, NoReturn
 
 import click
 import structlog
@@ -97,12 +98,17 @@ async def serve(loaded: Loaded, load: Load, worker: Worker | None = None) -> int
             asyncio.get_running_loop().remove_reader(worker.supervisor_pipe)
         await tasks.drain(0)
         await gateway.stop()
-        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # nothing is left to be stopped
-        stuck = await cancelled(asyncio.all_tasks() - {asyncio.current_task()})
         log.close(LOG_SECONDS)
-        if stuck:  # the event loop would wait for them for ever
-            os._exit(1)
     return 1
+
+
+async def exit_after(serving: Coroutine[Any, Any, int]) -> NoReturn:
+    """End the process with what serving comes to, while signals are still handled: an event loop that is closed lets
+    the next one end the process, and waits for tasks that don't let themselves be cancelled."""
+    code = await serving
+    with suppress(OSError):
+        flush_output()
+    os._exit(code)
 
 
 async def _started(gateway: Gateway, stop: asyncio.Event) -> bool:

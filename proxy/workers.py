@@ -33,7 +33,7 @@ from proxy.metrics import refused_reloads, share_through
 from proxy.plan import changes, refusal
 from proxy.port import reserved
 from proxy.reloading import Load, Loaded
-from proxy.serving import SIGNALS, Worker, flush_output, serve
+from proxy.serving import SIGNALS, Worker, exit_after, flush_output, serve
 from proxy.yaml_source import ConfigError
 
 READY, RELOADED = b"!", b"+"
@@ -182,20 +182,17 @@ class Supervisor:
 
     def _work(self, seat: _Seat, told: int) -> None:
         """In the new process: serve, and end it."""
-        code = 1
         try:
             os.setpgid(0, 0)  # Ctrl-C is for the supervisor alone, which tells the workers
             os.close(self._alive[1])
             share_through(self._folder)
             tell_ready, tell_reloaded = partial(os.write, told, READY), partial(os.write, told, RELOADED)
             worker = Worker(seat.number, self._port, os.getppid(), self._alive[0], tell_ready, tell_reloaded)
-            code = asyncio.run(serve(self._loaded, self._load, worker))
+            asyncio.run(exit_after(serve(self._loaded, self._load, worker)))
         except BaseException:
             traceback.print_exc()
         finally:
-            with suppress(BaseException):
-                flush_output()
-            os._exit(code)
+            os._exit(1)
 
     def _look(self) -> None:
         """What have they told, and who has ended?"""

@@ -156,6 +156,43 @@ async def test_the_token_is_shown_once(upstream: ScriptedUpstream, tmp_path: Pat
     assert shown[0] not in log
 
 
+async def test_a_start_that_fails_makes_no_token(upstream: ScriptedUpstream, tmp_path: Path) -> None:
+    """A token that nobody was shown would be lost: the first start that comes to its end makes it."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        config = config_for(upstream)
+        config["server"]["port"] = taken.getsockname()[1]
+        ended = await run("--config", str(written_config(config, tmp_path)))
+    with started_gateway(config_for(upstream), tmp_path) as gateway:
+        shown = tokens_in(gateway.written)
+
+    assert (1, []) == (ended.code, tokens_in(ended.output))
+    assert 1 == len(shown)
+
+
+async def test_a_token_of_the_configuration_is_the_token(upstream: ScriptedUpstream, tmp_path: Path) -> None:
+    """One that is set counts alone, is printed nowhere, and none is made."""
+    own = "a-token-of-the-operator"
+    with started_gateway(config_for(upstream, token=own), tmp_path) as gateway:
+        figures = await admin_of(gateway, own).figures()
+        written = gateway.written
+
+    assert figures
+    assert [] == tokens_in(written)
+    assert own not in written
+    assert own not in gateway.stored
+
+
+async def test_without_an_admin_listener(upstream: ScriptedUpstream, tmp_path: Path) -> None:
+    """Switched off, it listens nowhere, and no token is made; a taken port is nobody's concern."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with started_gateway(config_for(upstream, enabled=False, port=port), tmp_path) as gateway:
+            written = gateway.written
+
+    assert "For the operator" not in written
+    assert [] == tokens_in(written)
+
+
 # What is where
 
 
