@@ -1,7 +1,7 @@
 """The whole contract for plugin authors.
 
-A ``Plugin`` is one step of the pipeline: made once at start, shared by all requests, so nothing about a request
-stands on it. What happens on the way back is an ``OutputPlugin``, made for one answer, its state in its fields.
+A ``Plugin`` is one step of the pipeline: made once for a configuration, shared by all requests, so nothing about a
+request stands on it. What happens on the way back is an ``OutputPlugin``, made for one answer, its state in its fields.
 Inputs run in the order of the list, outputs in the reverse order. A method that a class doesn't define is never
 called, so a plugin costs only what it does.
 
@@ -112,7 +112,7 @@ class Plugin:
         return {}
 
     async def start(self, services: Services) -> None:
-        """Open what lives as long as the server."""
+        """Open what lives as long as the plugin. The constructor opens nothing: some are made that never start."""
 
     async def stop(self) -> None:
         """Close it again; called also where ``start`` raised."""
