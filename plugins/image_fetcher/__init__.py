@@ -6,6 +6,7 @@ On ``/v1/messages`` a body passes unread unless ``messages`` is set: the plugin 
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
@@ -36,6 +37,7 @@ class ImageFetcher(Plugin):
     def __init__(self, settings: ImageFetcherSettings) -> None:
         super().__init__(settings)
         self._downloader: Downloader | None = None
+        self._trusted = ssl.create_default_context()  # takes long: not while the event loop waits
         if settings.messages:  # what is counted is what is about to be sent
             messages = {Route.MESSAGES, Route.COUNT_TOKENS}
             self.routes = self.routes | messages  # type: ignore[misc]  # this one's own, by its settings
@@ -45,7 +47,7 @@ class ImageFetcher(Plugin):
         return own_resolver()
 
     async def start(self, services: Services) -> None:
-        self._downloader = Downloader(self.settings, self.resolver())
+        self._downloader = Downloader(self.settings, self.resolver(), self._trusted)
 
     async def stop(self) -> None:
         if self._downloader is not None:

@@ -10,7 +10,6 @@ import asyncio
 import ssl
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from functools import cache
 from typing import NamedTuple
 
 import aiohttp
@@ -65,22 +64,23 @@ class _Allowance:
             raise DownloadFailed(f"the downloaded images of a request may hold {_size(self._limit)} in all")
 
 
-@cache
-def _trusted() -> ssl.SSLContext:
-    """Once for all: it takes long to read, and a reload must not hold up streams."""
-    return ssl.create_default_context()
-
-
 class Downloader:
-    """Downloads the images of requests. Opened once; ``close`` ends it."""
+    """Downloads the images of requests. Opened once; ``close`` ends it.
 
-    def __init__(self, settings: ImageFetcherSettings, resolver: AbstractResolver) -> None:
+    ``trusted`` are the authorities that vouch for a host, the system's by default.
+    """
+
+    def __init__(
+        self, settings: ImageFetcherSettings, resolver: AbstractResolver, trusted: ssl.SSLContext | None = None
+    ) -> None:
         self._settings = settings
         self._resolver = resolver
         self._turns = asyncio.Semaphore(settings.max_downloads)
         guard = Guard(settings.allow_networks, settings.nat64)
         self._session = aiohttp.ClientSession(
-            connector=guarded_connector(guard, resolver, _trusted(), settings.max_downloads_per_host),
+            connector=guarded_connector(
+                guard, resolver, trusted or ssl.create_default_context(), settings.max_downloads_per_host
+            ),
             headers=_HEADERS,
             cookie_jar=aiohttp.DummyCookieJar(),
             trust_env=False,

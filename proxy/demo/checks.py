@@ -112,7 +112,8 @@ def _check_sampling(request: Json) -> None:
         value = request.get(field)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         need(value is None or is_number, f"{field}: Input should be a valid number")
-        need(value is None or 0 <= value <= 1, f"{field}: Input should be between 0 and 1")
+        need(value is None or value >= 0, f"{field}: Input should be greater than or equal to 0")
+        need(value is None or value <= 1, f"{field}: Input should be less than or equal to 1")
 
 
 def _check_output_config(output_config: Any) -> None:

@@ -9,11 +9,14 @@ from __future__ import annotations
 import asyncio
 import io
 import ssl
+from contextvars import ContextVar
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from types import SimpleNamespace
+from typing import Any
+from weakref import WeakSet
 
 import aiohttp
+from aiohttp.connector import Connection
 from aiohttp.http_parser import RawResponseMessage
 
 from proxy.progress import Progress
@@ -85,19 +88,34 @@ class Upstream:
             )
 
 
+_is_reused: ContextVar[bool] = ContextVar("is_reused", default=False)
+"""Whether the connection that this task was given last had been used before."""
+
+
+class _Connector(aiohttp.TCPConnector):
+    """Notes which connections are kept ones. aiohttp's tracing tells it, too, at a multiple of the cost."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._used: WeakSet[Any] = WeakSet()
+
+    async def connect(self, *request: Any, **further: Any) -> Connection:
+        connection = await super().connect(*request, **further)
+        _is_reused.set(connection.protocol in self._used)
+        self._used.add(connection.protocol)
+        return connection
+
+
 class UpstreamClient:
     """The session that all upstreams share."""
 
     def __init__(self, timeouts: Timeouts) -> None:
         self._timeouts = timeouts
-        trace = aiohttp.TraceConfig()
-        trace.on_connection_reuseconn.append(_note_reuse)
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE),
+            connector=_Connector(limit=0, keepalive_timeout=KEEPALIVE),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=timeouts.connect),
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
-            trace_configs=[trace],
         )
 
     async def close(self) -> None:
@@ -147,9 +165,10 @@ class UpstreamClient:
     async def _post(self, upstream: Upstream, path: str, body: bytes, beta: str | None) -> aiohttp.ClientResponse:
         """Send a request. Once more where a kept connection turned out to be closed before a byte of an answer."""
         headers = upstream.headers if beta is None else {**upstream.headers, "anthropic-beta": beta}
-        attempt = SimpleNamespace(reused=True)
+        attempts = 0
         while True:
-            again, attempt.reused = attempt.reused, False
+            attempts += 1
+            _is_reused.set(False)
             began = asyncio.get_running_loop().time()
             try:
                 response = await self._session.post(
@@ -159,14 +178,13 @@ class UpstreamClient:
                     allow_redirects=False,
                     proxy=upstream.proxy,
                     ssl=upstream.ssl,
-                    trace_request_ctx=attempt,
                 )
                 _end_with_connection(response)
                 return response
             except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
                 begun = isinstance(getattr(error, "message", None), RawResponseMessage)
                 late = asyncio.get_running_loop().time() - began > STALE_WITHIN
-                if begun or late or not (again and attempt.reused):
+                if begun or late or attempts > 1 or not _is_reused.get():
                     raise unreachable(type(error).__name__) from error
             except (aiohttp.ServerTimeoutError, TimeoutError) as error:
                 raise timed_out(type(error).__name__) from error
@@ -209,10 +227,6 @@ def _retrieve(closed: asyncio.Future[None]) -> None:
     """How a connection ended is told by the body."""
     if not closed.cancelled():
         closed.exception()
-
-
-async def _note_reuse(session: object, context: SimpleNamespace, params: object) -> None:
-    context.trace_request_ctx.reused = True
 
 
 async def _read(response: aiohttp.ClientResponse) -> bytes:

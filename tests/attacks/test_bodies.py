@@ -681,16 +681,16 @@ async def test_b27_a_name_of_no_model_is_refused(
     gateway: GatewayProcess, upstream: RawUpstream, name: str, path: str
 ) -> None:
     """Such a name is a 404, or a 400 where it can be none; it splits no header and no line of the log."""
-    before = len(gateway.log_lines)
+    own_id = f"b27-{list(NO_MODELS).index(name)}{path.replace('/', '-')}"
 
-    answer = await ask(gateway, path, asked(model=NO_MODELS[name]))
+    answer = await ask(gateway, path, asked(model=NO_MODELS[name]), f"x-request-id: {own_id}")
 
     error_of(answer, path, 400 if name in BAD_NAMES else 404)
     assert "x-injected" not in answer.headers
     assert [] == upstream.asked
     assert len(answer.body) < 1000
-    lines = await eventually(lambda: gateway.log_lines[before:])
-    assert [None] == [line["model"] for line in lines if line["event"] == "request"]
+    lines = await eventually(lambda: gateway.requests(client_request_id=own_id))
+    assert [None] == [line["model"] for line in lines]
 
 
 @pytest.mark.parametrize("path", BOTH)

@@ -33,7 +33,7 @@ from tests.attacks.raw_client import (
 )
 from tests.attacks.raw_upstream import PLAIN, STREAMED, http
 from tests.attacks.raw_upstream import RawUpstream as Upstream
-from tests.process import GatewayProcess
+from tests.process import GatewayProcess, eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -207,6 +207,9 @@ FOREIGN = {
 async def test_c7_what_is_another_protocol_is_refused(gateway: GatewayProcess, upstream: Upstream, name: str) -> None:
     """Another version or protocol is an error or a closed connection, at most two lines in the log, and no harm."""
     sent, statuses = FOREIGN[name]
+    marker = f"c7-{list(FOREIGN).index(name)}"  # behind its line come those of this test
+    await ask(gateway, MESSAGES, asked(model="of nobody"), f"x-request-id: {marker}")
+    await eventually(lambda: gateway.requests(client_request_id=marker))
     before = len(gateway.log_lines)
 
     async with connected(gateway) as client:
