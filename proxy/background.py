@@ -6,16 +6,29 @@ Each is kept until it ends (the event loop holds tasks weakly), and a failure th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
 import structlog
 
 T = TypeVar("T")
+PAUSE = 1.0
+"""Seconds before a task that failed begins anew."""
 LETTING_GO = 2.0
 """Seconds for a cancelled task to end."""
 
 _log = structlog.get_logger("ezat.background")
+
+
+async def kept_up(task: str, work: Callable[[], Awaitable[None]]) -> None:
+    """Do work that must go on for as long as the gateway; what it raises is logged, and it begins anew."""
+    while True:
+        try:
+            await work()
+            return
+        except Exception:
+            _log.exception("a background task failed, it begins anew", task=task)
+        await asyncio.sleep(PAUSE)
 
 
 class Background:

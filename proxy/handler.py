@@ -36,8 +36,6 @@ from proxy.upstream.faults import UpstreamFault, client_path
 from proxy.upstream.stream import MessageStream
 
 DIALECTS: dict[str, Dialect] = {"openai": OpenAI(), "messages": Messages()}
-
-
 NewExchange = Callable[[Route, web.BaseRequest], Exchange]
 
 
@@ -60,9 +58,24 @@ class Handler:
         run = _Run(self, request, exchange)
         self.running.add(run)
         try:
-            return await run.run()
+            response = await run.run()
+            if not response.prepared:
+                if self.running.leaving:
+                    response.force_close()  # who comes again shall come to another
+                await _send_whole(request, response)
+            return response
         finally:
             self.running.remove(run)
+
+
+async def _send_whole(request: web.BaseRequest, response: web.StreamResponse) -> None:
+    """Send a plain answer to its last byte: so a stop waits for whoever reads slowly. Raises ConnectionResetError."""
+    await response.prepare(request)
+    await response.write_eof()
+    transport = request.transport
+    if transport is not None and transport.get_write_buffer_size():
+        transport.set_write_buffer_limits(0)
+        await request.writer.drain()
 
 
 class _Run:

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from itertools import islice
 from typing import Any
 
 import uuid_utils
@@ -17,6 +20,8 @@ from aiohttp.abc import AbstractStreamWriter
 from aiohttp.http_parser import RawRequestMessage
 from aiohttp.streams import StreamReader
 
+from proxy import streaming
+from proxy.files import most_connections
 from proxy.jsontext import encode
 
 Answer = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
@@ -38,7 +43,20 @@ _quiet.addFilter(_WithoutArguments())
 class _Protocol(web.RequestHandler):
     """One connection of a client."""
 
-    __slots__ = ()
+    __slots__ = ("_server",)
+
+    def __init__(self, server: HttpServer, **options: Any) -> None:
+        super().__init__(server, **options)
+        self._server = server
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Bound how long a client may take nothing of what it is sent, and keep room for others."""
+        super().connection_made(transport)
+        sock = transport.get_extra_info("socket")
+        if sock is not None:
+            with suppress(OSError):
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(streaming.STALLED_READER * 1000))
+        self._server.make_room()
 
     def handle_error(
         self,
@@ -66,24 +84,47 @@ class _Protocol(web.RequestHandler):
 class HttpServer(web.Server):
     """Answers every request with one function.
 
+    Where there are more connections than the process may have files for, the oldest of those that are idle are closed:
+    whoever opens many and sends nothing keeps nobody else out.
+
     ``most_bytes`` is the largest body. ``keepalive``, the seconds for which an idle connection of a client is kept, may
     be changed: connections that are made from then on follow it.
     """
 
     def __init__(self, answer: Answer, *, most_bytes: int, keepalive: float) -> None:
         super().__init__(
-            answer,
+            self._answer,
             request_factory=self._request,
             handler_cancellation=True,
             access_log=None,
             logger=_quiet,
             auto_decompress=False,
         )
+        self._answered_by = answer
         self._most_bytes = most_bytes
+        self._most = most_connections()
+        self._busy: set[web.RequestHandler] = set()
         self.keepalive = keepalive
 
     def __call__(self) -> web.RequestHandler:
         return _Protocol(self, loop=self._loop, keepalive_timeout=self.keepalive, **self._kwargs)
+
+    def make_room(self) -> None:
+        """Close the oldest idle connections, as far as there are too many."""
+        too_many = len(self.connections) - self._most
+        if too_many > 0:
+            idle = (each for each in self.connections if each not in self._busy)
+            for connection in islice(idle, too_many):
+                connection.force_close()
+
+    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer, and send all of it: until then the connection is not idle, and the request is under way."""
+        protocol = request.protocol
+        self._busy.add(protocol)
+        try:
+            return await self._answered_by(request)
+        finally:
+            self._busy.discard(protocol)
 
     def _request(
         self,

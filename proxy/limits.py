@@ -20,6 +20,7 @@ from limits import RateLimitItemPerMinute
 from limits.aio.storage import MemoryStorage, RedisStorage, SlidingWindowCounterSupport, Storage
 from limits.aio.strategies import MovingWindowRateLimiter, RateLimiter, SlidingWindowCounterRateLimiter
 
+from proxy.background import kept_up
 from proxy.exchange import Key, Limits
 
 MINUTE = 60
@@ -153,7 +154,9 @@ class Limiter:
 
     async def _look_after(self, memory: MemoryStorage) -> None:
         if memory.timer is None:  # while this one runs, the library begins no sweep of its own
-            memory.timer = asyncio.get_running_loop().create_task(_sweep(memory))
+            memory.timer = asyncio.get_running_loop().create_task(
+                kept_up("the sweep of the limits", lambda: _sweep(memory))
+            )
         moment = time.time()
         if moment < self._latest - STEP_BACK:
             await memory.reset()

@@ -12,6 +12,8 @@ import time
 import redis.asyncio
 from redis.exceptions import RedisError
 
+from proxy.background import kept_up
+
 REDIS_TIMEOUT = 2.0
 MOST_CONNECTIONS = 32
 LEASE = 120
@@ -51,7 +53,7 @@ class RedisPlaces:
 
     async def take(self, name: str, most: int, request_id: str) -> bool:
         if self._renewing is None:
-            self._renewing = asyncio.get_running_loop().create_task(self._renew())
+            self._renewing = asyncio.get_running_loop().create_task(kept_up("the renewal of places", self._renew))
         now = time.time()
         key = f"{PREFIX}:places:{name}"
         taking = asyncio.ensure_future(self._take(keys=[key], args=[now, most, now + LEASE, request_id, LEASE]))

@@ -171,7 +171,10 @@ class Gateway:
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         if self._current is None:
             raise RuntimeError("the gateway has not been started")
-        return await self._current.answer(request)
+        response = await self._current.answer(request)
+        if self._running.leaving and not response.prepared:
+            response.force_close()  # who comes again shall come to another
+        return response
 
     def _retire(self, generation: Generation) -> None:
         task = asyncio.get_running_loop().create_task(generation.end())
@@ -201,6 +204,8 @@ async def _started(site: web.TCPSite | Admin, place: str) -> None:
     """Raises CannotStart with the address and the setting."""
     try:
         await site.start()
+    except UnicodeError as error:
+        raise CannotStart(f"can't listen on {place}: it is no name of a host") from error
     except OSError as error:
         number = error.errno or 0  # asyncio's own words repeat the address; a name that nobody knows has none
         reason = os.strerror(number) if number > 0 else error.strerror or error

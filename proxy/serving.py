@@ -20,8 +20,9 @@ import click
 import structlog
 
 from proxy import logs
-from proxy.background import Background, cancelled
+from proxy.background import Background, cancelled, kept_up
 from proxy.errors import CannotStart
+from proxy.files import open_as_many_files_as_may_be
 from proxy.first_run import greeting
 from proxy.reloading import Load, Loaded, Reloader
 from proxy.server import Gateway
@@ -56,6 +57,7 @@ class Worker:
 
 async def serve(loaded: Loaded, load: Load, worker: Worker | None = None) -> int:
     """Serve until SIGTERM or SIGINT; the exit code. ``load`` reads the configuration again, for a reload."""
+    open_as_many_files_as_may_be()
     log = logs.set_up(pretty=logs.on_terminal(), worker=None if worker is None else worker.number)
     config, models, pipeline = loaded
     gateway = Gateway(
@@ -143,11 +145,11 @@ def _look_after(gateway: Gateway, reloader: Reloader, tasks: Background, worker:
 
     _on_hangup(lambda: tasks.spawn(reload()))
     if worker is None or worker.is_first:
-        tasks.spawn(reloader.watch(changed))
+        tasks.spawn(kept_up("the watch of the files", lambda: reloader.watch(changed)))
     if gateway.admin is not None:
         gateway.admin.plan = reloader.plan
     if worker is not None:
-        tasks.spawn(_look_now_and_then(gateway))
+        tasks.spawn(kept_up("the look at what is a state", lambda: _look_now_and_then(gateway)))
 
 
 async def _look_now_and_then(gateway: Gateway) -> None:

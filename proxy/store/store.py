@@ -13,6 +13,7 @@ import uuid_utils
 from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
+from proxy.background import kept_up
 from proxy.store import Budget, BudgetSpent, UsageRow
 from proxy.store.admin_token import first_admin_token
 from proxy.store.database import LOCK_TIMEOUT, MEMORY, READ_ONLY, lock, open_engine
@@ -64,7 +65,10 @@ class Store:
         await self._writer.submit(alive(self.id, now(), DEAD if self._lock is None else None))
         await self._refresh()
         loop = asyncio.get_running_loop()
-        self._tasks = [loop.create_task(self._keep_fresh()), loop.create_task(self._beat())]
+        self._tasks = [
+            loop.create_task(kept_up("the look at the keys", self._keep_fresh)),
+            loop.create_task(kept_up("the heartbeat", self._beat)),
+        ]
 
     async def stop(self, seconds: float) -> None:
         """Write what waits, give back what is reserved, close."""

@@ -21,6 +21,7 @@ import structlog
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DatabaseError, InterfaceError, InternalError, OperationalError, SQLAlchemyError
 
+from proxy.background import kept_up
 from proxy.store import Budget, UsageRow
 from proxy.store.database import take_turns
 from proxy.store.ledger import NotAsUsual, Record, probe, record_all, record_usual
@@ -73,7 +74,7 @@ class Writer:
 
     def start(self) -> None:
         """Begin to write."""
-        self._task = asyncio.get_running_loop().create_task(self._run())
+        self._task = asyncio.get_running_loop().create_task(kept_up("the writer", self._run))
 
     @property
     def backlog(self) -> tuple[int, float]:
@@ -138,7 +139,10 @@ class Writer:
             self._writing = batch
             work = asyncio.get_running_loop().run_in_executor(self._thread, self._write, batch)
             for waiting, outcome in zip(batch, await asyncio.shield(work), strict=True):
-                self._settle(waiting, outcome)
+                try:
+                    self._settle(waiting, outcome)
+                except Exception:  # nobody else's job suffers for it
+                    _log.exception("the writer could not tell of a job")
             self._writing = ()
             if not self.healthy:
                 if self._stopping:
