@@ -30,7 +30,7 @@ from proxy.reading import check_headers, check_messages_request, model_name, par
 from proxy.request_log import log_bug, log_fault, log_lost_record, log_request
 from proxy.running import UNKNOWN_LENGTH, Running, stopping
 from proxy.settings import Server
-from proxy.streaming import AnswerStream
+from proxy.streaming import AnswerStream, until_sent
 from proxy.upstream.deployments import Deployments
 from proxy.upstream.faults import UpstreamFault, client_path
 from proxy.upstream.stream import MessageStream
@@ -62,20 +62,12 @@ class Handler:
             if not response.prepared:
                 if self.running.leaving:
                     response.force_close()  # who comes again shall come to another
-                await _send_whole(request, response)
+                await response.prepare(request)
+                await response.write_eof()
+                await until_sent(request)
             return response
         finally:
             self.running.remove(run)
-
-
-async def _send_whole(request: web.BaseRequest, response: web.StreamResponse) -> None:
-    """Send a plain answer to its last byte: so a stop waits for whoever reads slowly. Raises ConnectionResetError."""
-    await response.prepare(request)
-    await response.write_eof()
-    transport = request.transport
-    if transport is not None and transport.get_write_buffer_size():
-        transport.set_write_buffer_limits(0)
-        await request.writer.drain()
 
 
 class _Run:

@@ -11,7 +11,6 @@ import logging
 import socket
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from itertools import islice
 from typing import Any
 
 import uuid_utils
@@ -56,7 +55,11 @@ class _Protocol(web.RequestHandler):
         if sock is not None:
             with suppress(OSError):
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(streaming.STALLED_READER * 1000))
-        self._server.make_room()
+        self._server.opened(self)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._server.closed(self)
+        super().connection_lost(exc)
 
     def handle_error(
         self,
@@ -103,19 +106,27 @@ class HttpServer(web.Server):
         self._answered_by = answer
         self._most_bytes = most_bytes
         self._most = most_connections()
+        self._open: dict[web.RequestHandler, None] = {}
+        """The connections, the oldest first."""
         self._busy: set[web.RequestHandler] = set()
         self.keepalive = keepalive
 
     def __call__(self) -> web.RequestHandler:
         return _Protocol(self, loop=self._loop, keepalive_timeout=self.keepalive, **self._kwargs)
 
-    def make_room(self) -> None:
-        """Close the oldest idle connections, as far as there are too many."""
-        too_many = len(self.connections) - self._most
+    def opened(self, connection: web.RequestHandler) -> None:
+        """A client has come: where there are too many now, the oldest idle connections are closed."""
+        self._open[connection] = None
+        too_many = len(self._open) - self._most
         if too_many > 0:
-            idle = (each for each in self.connections if each not in self._busy)
-            for connection in islice(idle, too_many):
-                connection.force_close()
+            idle = [each for each in self._open if each not in self._busy]
+            for oldest in idle[:too_many]:
+                self.closed(oldest)
+                oldest.force_close()
+
+    def closed(self, connection: web.RequestHandler) -> None:
+        """A connection is over."""
+        self._open.pop(connection, None)
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer, and send all of it: until then the connection is not idle, and the request is under way."""

@@ -13,6 +13,7 @@ from aiohttp.http_parser import HttpRequestParser
 from proxy.admin import Admin
 from proxy.built_in import BuiltIn
 from proxy.errors import CannotStart
+from proxy.files import most_connections
 from proxy.generation import LINGER, STOPPING, Generation, Shared
 from proxy.http_server import HttpServer
 from proxy.limits import open_limiter
@@ -102,7 +103,8 @@ class Gateway:
         await self._runner.setup()
         shares = self._shared_port is not None
         port = settings.port if self._shared_port is None else self._shared_port
-        site = web.TCPSite(self._runner, settings.host, port, backlog=BACKLOG, reuse_port=shares or None)
+        backlog = min(BACKLOG, most_connections() // 4)  # as many are taken at once, before the oldest can make room
+        site = web.TCPSite(self._runner, settings.host, port, backlog=max(1, backlog), reuse_port=shares or None)
         await _started(site, f"{settings.host}:{port}, server.port")
         self.port = self._runner.addresses[0][1] if self._runner.addresses else port
 

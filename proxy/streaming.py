@@ -70,6 +70,7 @@ class AnswerStream:
         response = await self._start()
         await response.write(data)
         await response.write_eof()
+        await until_sent(self._request)
 
     def close(self) -> None:
         """Free what the stream holds, on every path."""
@@ -116,3 +117,15 @@ class AnswerStream:
                 await response.write(self._ping)
         except (ConnectionResetError, asyncio.CancelledError):
             pass
+
+
+async def until_sent(request: web.BaseRequest) -> None:
+    """Wait until the kernel has every byte of an answer: so a stop waits for whoever reads slowly.
+
+    Raises ConnectionResetError.
+    """
+    transport = request.transport
+    if transport is not None and transport.get_write_buffer_size():
+        transport.set_write_buffer_limits(0)
+        await request.writer.drain()
+        transport.set_write_buffer_limits()
