@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import sys
 from contextlib import suppress
 
 NOT_FOR_CLIENTS = 64
@@ -19,4 +20,6 @@ def open_as_many_files_as_may_be() -> None:
 def most_connections() -> int:
     """How many connections of clients there is room for, each with one to an upstream."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit == resource.RLIM_INFINITY:
+        return sys.maxsize
     return max(1, (limit - NOT_FOR_CLIENTS) // 2)

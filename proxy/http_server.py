@@ -52,7 +52,7 @@ class _Protocol(web.RequestHandler):
         """Bound how long a client may take nothing of what it is sent, and keep room for others."""
         super().connection_made(transport)
         sock = transport.get_extra_info("socket")
-        if sock is not None:
+        if sock is not None and hasattr(socket, "TCP_USER_TIMEOUT"):
             with suppress(OSError):
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(streaming.STALLED_READER * 1000))
         self._server.opened(self)
