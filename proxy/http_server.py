@@ -23,6 +23,8 @@ from proxy import streaming
 from proxy.files import most_connections
 from proxy.jsontext import encode
 
+MOST_UNSENT = 256 * 1024
+"""Bytes that the kernel holds for a client beyond those under way; by itself it takes megabytes for one that stalls."""
 Answer = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
@@ -55,6 +57,7 @@ class _Protocol(web.RequestHandler):
         if sock is not None and hasattr(socket, "TCP_USER_TIMEOUT"):
             with suppress(OSError):
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(streaming.STALLED_READER * 1000))
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, MOST_UNSENT)
         self._server.opened(self)
 
     def connection_lost(self, exc: BaseException | None) -> None:

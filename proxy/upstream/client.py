@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import socket
 import ssl
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from typing import Any
 from weakref import WeakSet
 
 import aiohttp
-from aiohttp.connector import Connection
+from aiohttp.connector import AddrInfoType, Connection
 from aiohttp.http_parser import RawResponseMessage
 
 from proxy.progress import Progress
@@ -38,6 +39,8 @@ ERROR_BODY_TIMEOUT = 5.0
 """Seconds for the body of an error, whose status says enough."""
 STALE_WITHIN = 0.2
 """Seconds within which a kept connection shows that the other side had closed it; later, the request was read."""
+MOST_UNREAD = 512 * 1024
+"""Bytes that the kernel holds of an answer that is not read yet."""
 KEEPALIVE = 15.0
 """Seconds that an idle connection is kept; shorter than most servers keep theirs."""
 
@@ -88,6 +91,14 @@ class Upstream:
             )
 
 
+def _bounded_socket(address: AddrInfoType) -> socket.socket:
+    """A socket for which the kernel holds no more than a stream needs, whose client may take nothing of it."""
+    family, kind, protocol, _, _ = address
+    bounded = socket.socket(family, kind, protocol)
+    bounded.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, MOST_UNREAD)
+    return bounded
+
+
 _is_reused: ContextVar[bool] = ContextVar("is_reused", default=False)
 """Whether the connection that this task was given last had been used before."""
 
@@ -112,7 +123,7 @@ class UpstreamClient:
     def __init__(self, timeouts: Timeouts) -> None:
         self._timeouts = timeouts
         self._session = aiohttp.ClientSession(
-            connector=_Connector(limit=0, keepalive_timeout=KEEPALIVE),
+            connector=_Connector(limit=0, keepalive_timeout=KEEPALIVE, socket_factory=_bounded_socket),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=timeouts.connect),
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
