@@ -251,7 +251,7 @@ async def test_p1_the_last_bytes_of_a_stream_are_sent(upstream: RawUpstream, tmp
             streams = [await read_to(client, LAST_CHUNK) for client in last]
         code = await ended(gateway)
 
-    assert 1 < len(streams)
+    assert streams
     assert [True] * len(streams) == [stream.endswith(LAST_CHUNK) for stream in streams]
     assert 0 == code
 
