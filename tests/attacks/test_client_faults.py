@@ -1,13 +1,12 @@
 """Clients that leave, stall and misbehave (group E), as far as test_endings and test_process don't have them.
 
 Those hold the places at which a client may leave, and the times for heads, bodies and idle connections; here are
-leaving at random, stalling, crowding, and what else a client may do to a connection.
+stalling, crowding, and what else a client may do to a connection. Leaving at random is in test_more_client_faults.
 """
 
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
 
@@ -29,51 +28,6 @@ from tests.attacks.raw_upstream import BEGUN, CHUNKED, ENDING, LAST_CHUNK, PLAIN
 from tests.process import GatewayProcess, eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
-
-SEED = 20260711
-LEAVERS = 300
-TOGETHER = 20
-
-
-@pytest.mark.slow
-async def test_e3_clients_that_leave_at_any_moment_leave_nothing_behind(
-    gateway: GatewayProcess, upstream: RawUpstream
-) -> None:
-    """Each request has at most one line in the log, each that was whole exactly one, and nothing goes on."""
-    chance = random.Random(SEED)
-    before = len(gateway.requests())
-    whole: set[str] = set()
-
-    async def come_and_leave(number: int) -> None:
-        own_id, stream = f"e3-{number}", chance.random() < 0.7
-        sent = post(chance.choice([CHAT, MESSAGES]), asked(stream=stream), f"x-request-id: {own_id}")
-        leave, moment = chance.choice(["close", "reset", "half_close"]), chance.random() * 0.06
-        if chance.random() < 0.2:
-            sent = sent[: chance.randrange(len(sent))]
-        elif chance.random() < 0.1:
-            moment = PATIENCE  # one that stays
-        upstream.play(CHUNKED, chunk(BEGUN), 0.02, chunk(ENDING), LAST_CHUNK)
-        async with connected(gateway) as client:
-            client.send(sent)
-            try:
-                answer = await client.answer(moment)
-            except (TimeoutError, Cut):
-                getattr(client, leave)()
-            else:
-                whole.update([own_id] if answer.status == 200 else [])
-
-    for first in range(0, LEAVERS, TOGETHER):
-        await asyncio.gather(*(come_and_leave(number) for number in range(first, first + TOGETHER)))
-    await eventually(lambda: upstream.playing == 0)
-    upstream.scripts.clear()
-    answer = await ask(gateway, MESSAGES, asked())
-
-    await eventually(lambda: whole <= {line["client_request_id"] for line in gateway.requests()[before:]})
-    ids = [line["client_request_id"] for line in gateway.requests()[before:]]
-    assert 200 == answer.status
-    assert len(ids) == len(set(ids))
-    assert whole <= set(ids)
-    assert 0 < len(whole) < LEAVERS
 
 
 BIG_EVENT = frame(

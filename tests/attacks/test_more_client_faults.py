@@ -234,6 +234,8 @@ async def test_e3_a_thousand_clients_that_leave_at_any_moment_leave_the_books_ri
     new = {line["request_id"]: line for line in lines[known_lines:]}
     found = Counter(row["request_id"] for row in rows[known_rows:])
     exactness = {row["request_id"]: row["exactness"] for row in rows}
+    own_ids = [line["client_request_id"] for line in new.values()]
+    assert len(own_ids) == len(set(own_ids)), "two lines of one request"
     assert 0 < len(whole) < LEAVERS
     assert len(new) == len(lines) - known_lines <= LEAVERS
     assert {} == {each: times for each, times in found.items() if times > 1}, "two rows of one request"
@@ -242,6 +244,8 @@ async def test_e3_a_thousand_clients_that_leave_at_any_moment_leave_the_books_ri
     assert set() == {each for each, line in new.items() if began(line) and exactness[each] == "unknown"}
     assert sum(row["cost"] for row in rows) == spent_units(crowded.store, "acme")
     assert len(lines) <= total(figures, "ezat_requests_total")
+    answer = await ask(crowded.gateway, MESSAGES, asked())
+    assert 200 == answer.status, "the next one is served"
 
 
 def began(line: Mapping[str, Any]) -> bool:
